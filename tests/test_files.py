@@ -14,6 +14,7 @@ import filelock
 import pytest
 import torch
 
+from calligram.checksums import folder_parts
 from calligram.data.readers.source import hash_fraction
 from calligram.errors import UserError
 from calligram.files import (
@@ -21,7 +22,6 @@ from calligram.files import (
     NEW_FOLDER,
     content_hash,
     exchange_names,
-    folder_parts,
     lock_folder,
     lock_holder,
     parts_hash,

@@ -26,7 +26,7 @@ MEDIAN_FILE_LINES = range(80, 211)
 MAX_FOLDER_MODULES = 16
 MAX_FUNCTION_LINES = 60
 """from the docstring to the end"""
-MAX_FILES_ENTERED = {"train": 32, "index": 28, "search": 22, "request": 20}
+MAX_FILES_ENTERED = {"train": 34, "index": 31, "search": 25, "request": 21}
 MAX_MODULES_IMPORTED_BY_TRAINING = 90
 
 NOUNS_IN_ING = {"pairing", "ranking", "grounding", "matching", "training", "indexing", "drawing"}

@@ -14,7 +14,19 @@ LAYERS = (
     "data", "scenes", "features", "models", "losses", "training", "evaluation", "recipes", "studies", "search", "serve",
     "cli", "__main__",
 )  # fmt: skip
-BELOW_ALL = ("errors", "progress", "files", "text", "vectors", "extras", "device", "lazy", "__init__")
+BELOW_ALL = (
+    "errors",
+    "progress",
+    "checksums",
+    "records",
+    "files",
+    "text",
+    "vectors",
+    "extras",
+    "device",
+    "lazy",
+    "__init__",
+)
 FORBIDDEN = {
     "losses": {"data", "features", "models"},
     "evaluation": {"training"},

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calligram.checksums import LIST_FILE, folder_list, is_listed, sealed, with_record
 from calligram.errors import UserError, disk_error_number
 from calligram.text import printable
 
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 LOCK_POLL_SECONDS = 0.01
-HASH_BLOCK_BYTES = 1 << 20
 NEW_FOLDER = "new"
 """name of the replacement in a scratch folder"""
 _OLD_FOLDER, _JOURNAL = "old", "replacing"
@@ -123,6 +123,8 @@ def replace_file(file: Path) -> Iterator[Path]:
         with named_disk_errors(file):
             yield partial
             sync_file(partial)
+            if is_listed(file.name):
+                replace_json(file.with_name(LIST_FILE), with_record(file, partial))
             move_file(partial, file)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -136,7 +138,8 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def replace_json(file: Path, content: object, *, indent: int | None = None) -> None:
-    """Replace a JSON file atomically."""
+    """Replace a JSON file atomically; an object gets its checksum as a further entry, see ``checksums``."""
+    content = sealed(content) if isinstance(content, dict) else content
     text = json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
     replace_text(file, printable(text))  # half characters, as in paths that are not UTF-8, become escapes of JSON
 
@@ -206,7 +209,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
             _remove_scratch(folder, target)
 
 
-def replace_folder(scratch: Path, target: Path, *, keep: Path | None = None) -> None:
+def replace_folder(scratch: Path, target: Path, *, keep: Path | None = None, listed: bool = True) -> None:
     """Give the folder ``new`` of a scratch folder the name ``target``; an old ``target`` is removed with the scratch.
 
     Where the system can exchange two names, there is no moment without ``target``. Elsewhere the old folder is renamed
@@ -214,8 +217,11 @@ def replace_folder(scratch: Path, target: Path, *, keep: Path | None = None) -> 
 
     Args:
         keep: name for the old folder, which then stays. It is renamed first, on all systems.
+        listed: write the checksums of all files into the folder; False for a folder with a manifest.
     """
     new = scratch / NEW_FOLDER
+    if listed:
+        replace_json(new / LIST_FILE, folder_list(new))
     if not target.exists():
         move_folder(new, target)
     elif keep is not None or not exchange_names(new, target):
@@ -382,18 +388,3 @@ def parts_hash(parts: Iterable[bytes], size: int) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
-
-
-def file_parts(file: Path, name: str) -> Iterator[bytes]:
-    """A name and the content of a file in blocks, for ``parts_hash``."""
-    yield name.encode()
-    with file.open("rb") as stream:
-        while block := stream.read(HASH_BLOCK_BYTES):
-            yield block
-
-
-def folder_parts(folder: Path) -> Iterator[bytes]:
-    """The path and the content of each file under a folder, ordered by path, for ``parts_hash``."""
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            yield from file_parts(file, file.relative_to(folder).as_posix())

@@ -9,7 +9,14 @@ import pytest
 
 from calligram.data import revision
 from calligram.data.collection import Collection
-from calligram.data.revision import NewRegions, images_with_proposals, proposal_record, store_regions
+from calligram.data.revision import (
+    NewRegions,
+    images_with_proposals,
+    proposal_record,
+    replace_manifest,
+    store_regions,
+    with_checksums,
+)
 from calligram.data.write_tables import BOX_COLUMNS, REGION_TYPES
 from calligram.errors import UserError
 
@@ -71,6 +78,7 @@ def test_groundings_are_renumbered_with_their_regions(copy):
         {"phrase": pa.array([0, 1], pa.int32()), "region": pa.array([rows.index("other/1")] * 2, pa.int32())}
     )
     pa.parquet.write_table(links, copy / "groundings.parquet")
+    replace_manifest(copy, with_checksums(copy, Collection.open(copy).manifest, ["groundings.parquet"]))
     after = store_regions(copy, found([3], 1, settings={"top": 1}))
     assert [id for _, id in phrases(after)] == ["other/1", "other/1"]
 

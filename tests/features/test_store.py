@@ -121,7 +121,7 @@ BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentenc
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     assert victim.returncode == -signal.SIGKILL
-    kept = sum(len(json.loads(f.read_text())) for f in cache.glob("*/*.json"))
+    kept = sum(len(json.loads(f.read_text())["keys"]) for f in cache.glob("*/*.json"))
     assert kept >= 16
     source = BackboneInput(Backbone.load(str(tmp_path / "backbone")).eval(), PixelInput(32), "tiny", batch=4)
     visuals = collection.sentences("train").visuals

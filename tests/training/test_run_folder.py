@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from calligram.checksums import sealed
 from calligram.data.collection import Collection
 from calligram.errors import UserError
 from calligram.files import LOCK_FILE, lock_folder
@@ -38,7 +39,7 @@ def test_resuming_a_complete_run_changes_no_file_also_on_a_full_disk(tiny, train
 
 def test_a_run_that_cannot_be_resumed_because_the_disk_is_full_still_loads(tiny, trained, full_disk):
     about = json.loads((trained / "run.json").read_text())
-    (trained / "run.json").write_text(json.dumps({k: v for k, v in about.items() if k != "seconds"}))
+    (trained / "run.json").write_text(json.dumps(sealed({k: v for k, v in about.items() if k != "seconds"})))
     before = contents(trained)
     with full_disk(), pytest.raises(OSError, match="too large"):
         train_preset("vse", tiny, trained, *SMALL, resume=True)

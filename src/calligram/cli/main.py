@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from calligram.errors import UserError, disk_error_number, unknown
 from calligram.lazy import import_code
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+LANCE_ERROR = re.compile(r"(?i)\s*(lance ?error|lancedb|encountered internal error|external error|io error)")
+"""how errors of the tables of a library begin"""
 LANCE_NAMESPACE_PACKAGES = ("lance_namespace", "lance_namespace_urllib3_client")
 VERBS = {
     "Try everything": {
@@ -58,6 +61,7 @@ VERBS = {
         "clusters": ("library:clusters", "Group the pictures of a library, and name the groups"),
         "searches": ("library:searches", "List or delete saved searches of a library"),
         "duplicates": ("library:duplicates", "List copies of pictures in a library"),
+        "check": ("check:check", "Find damage in a collection, run or library, and mend it"),
         "serve": ("serve:serve", "Serve the search page and a JSON API"),
         "localize": ("explain:localize", "Find the boxes of a phrase in a picture"),
         "explain": ("explain:explain", "Show which words a score relies on"),
@@ -175,9 +179,12 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:
-        if (number := disk_error_number(error)) is None:
+        if (number := disk_error_number(error)) is not None:
+            _fail(_disk_message(error, number))
+        if not LANCE_ERROR.match(str(error)):
             raise
-        _fail(_disk_message(error, number))
+        line = str(error).splitlines()[0][:300]
+        _fail(f'a table cannot be read ({line}); "calligram check LIBRARY --repair" mends a library')
     finally:
         if screen := sys.modules.get("calligram.cli.screen"):
             screen.console.show_cursor(True)

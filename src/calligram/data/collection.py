@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -14,12 +13,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from calligram.checksums import check_files
 from calligram.data.draft import MetadataValue
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
 from calligram.data.pictures import StoredPictures
 from calligram.errors import UserError, command, unknown
 from calligram.files import parts_hash, remove_leftovers
+from calligram.records import anything, check_object, integer, list_of, map_of, read_object, record, text
 
 Ints = NDArray[np.int64]
 
@@ -33,6 +34,18 @@ ADDED_REVISION, ADDED_TIME = "added.revision", "added.when"
 CAPTION_COLUMNS = ("id", "text", ADDED_REVISION, ADDED_TIME)
 SPLIT_REVISION = "split.revision"
 """column of ``images``: the revision that assigned the split; null where the source gave the split"""
+IMPORT_AGAIN = "import the collection again"
+FILE_NAME = text(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\x00]+", "the path of a file in the collection")
+FILE_RECORD = text("[0-9a-f]{8} [0-9]+", "a checksum and a size")
+MANIFEST_SCHEMA = record(
+    {"format": text(), "version": integer(0), "name": text(), "counts": map_of(integer(0))},
+    {
+        **{"about": map_of(anything), "shards": list_of(text()), "features": map_of(list_of(text()))},
+        **{"revision": integer(0), "tables": map_of(FILE_NAME), "files": map_of(FILE_RECORD)},
+        "proposals": map_of(record({"settings": map_of(anything)}, {"images": integer(0)}, closed=False)),
+    },
+)
+"""of ``collection.json``"""
 
 
 class Collection:
@@ -64,21 +77,31 @@ class Collection:
                 f"make one with {command('calligram', 'import', 'FORMAT', 'SOURCE', path)} "
                 f"or {command('calligram', 'scenes', path)}"
             )
-        try:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path / MANIFEST} is damaged ({error}); import the collection again") from error
+        manifest = read_object(path / MANIFEST, IMPORT_AGAIN)
         if manifest.get("format") != FORMAT:
             raise UserError(
                 f"{path / MANIFEST} has format {manifest.get('format')!r}, not {FORMAT!r}; "
                 "give the folder of a collection"
             )
-        if int(manifest.get("version", 0)) > VERSION:
+        check_object(path / MANIFEST, manifest, record({"version": integer(0)}, closed=False), IMPORT_AGAIN)
+        if manifest["version"] > VERSION:
             raise UserError(
                 f"{path} has collection version {manifest['version']}, this calligram reads up to {VERSION}; "
                 "upgrade calligram"
             )
+        check_object(path / MANIFEST, manifest, MANIFEST_SCHEMA, IMPORT_AGAIN)
         return cls(path, manifest)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Compare files of the collection with the checksums of its manifest, if it has them.
+
+        Raises:
+            DamagedFileError: for the first file that differs.
+        """
+        records = self.manifest.get("files", {})
+        assert isinstance(records, dict)
+        listed = {name: records[name] for name in names if name in records}
+        check_files(self.folder, listed, IMPORT_AGAIN, missing=True)  # whoever reads a missing file says more
 
     @property
     def name(self) -> str:
@@ -106,6 +129,7 @@ class Collection:
                 if name in counts:
                     raise UserError(f"{file} is missing, yet {MANIFEST} lists it; import the collection again")
                 raise UserError(f"collection {self.folder} has no {name}; import a source that has them")
+            self.check([file.name])
             try:
                 self._tables[name] = pq.read_table(file, memory_map=True)
             except (pa.ArrowException, OSError) as error:
@@ -153,6 +177,7 @@ class Collection:
         """Feature arrays by name."""
         listed = self.manifest.get("features", {})
         assert isinstance(listed, dict)
+        self.check(file for files in listed.values() for file in files)
         return {
             name: StoredFeatures([self.folder / f for f in files], self.numbers("images", f"features.{name}"))
             for name, files in listed.items()

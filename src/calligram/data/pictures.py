@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from calligram.checksums import check_files
 from calligram.errors import UserError
 from calligram.files import open_regular, read_regular
 
@@ -124,9 +125,9 @@ class StoredPictures:
         self._shard = collection.numbers("images", "shard")
         self._offset = collection.numbers("images", "offset")
         self._bytes = collection.numbers("images", "bytes")
-        shards = collection.manifest.get("shards", [])
-        assert isinstance(shards, list)
+        shards: Any = collection.manifest.get("shards", [])
         self._shards = [str(s) for s in shards]
+        self._checksums: Any = collection.manifest.get("files", {})
         self._open: dict[tuple[int, int], int] = {}
 
     def path(self, row: int) -> Path | None:
@@ -150,8 +151,11 @@ class StoredPictures:
         # The key contains the process id, because a forked reader must not share file descriptors with its parent.
         key = (os.getpid(), shard)
         if key not in self._open:
+            name = self._shards[shard]
+            listed = {name: self._checksums[name]} if name in self._checksums else {}
+            check_files(self._folder, listed, "import the collection again", missing=True)
             try:
-                self._open[key] = open_regular(self._folder / self._shards[shard])
+                self._open[key] = open_regular(self._folder / name)
             except OSError as error:
                 raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
         return self._open[key]

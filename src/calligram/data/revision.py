@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from calligram.checksums import folder_records
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.write_tables import REGION_TYPES
 from calligram.errors import UserError
@@ -54,12 +55,24 @@ def write_new_tables(folder: Path, manifest: Mapping[str, object], tables: Mappi
     for name, table in tables.items():
         pq.write_table(table, folder / files[name], compression="zstd")
         sync_file(folder / files[name])
-    return {
+    found: dict[str, Any] = {
         **manifest,
         "revision": revision,
         "tables": {**manifest_section(manifest, "tables"), **files},
         "counts": {**manifest_section(manifest, "counts"), **{name: len(table) for name, table in tables.items()}},
     }
+    return with_checksums(folder, found, files.values())
+
+
+def with_checksums(folder: Path, manifest: Mapping[str, Any], new: Iterable[str]) -> dict[str, Any]:
+    """The manifest with the checksums of new files, and without those of files that it no longer names."""
+    tables, counts = manifest_section(manifest, "tables"), manifest_section(manifest, "counts")
+    named = {tables.get(name, f"{name}.parquet") for name in counts}
+    named |= {file for files in manifest_section(manifest, "features").values() for file in files}
+    known = {name: record for name, record in manifest_section(manifest, "files").items() if name in named}
+    shards = [str(shard) for shard in manifest.get("shards", [])]
+    known |= {name: manifest["files"][name] for name in shards if name in manifest_section(manifest, "files")}
+    return {**manifest, "files": {**known, **folder_records(folder, new)}}
 
 
 def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
@@ -159,6 +172,8 @@ def store_regions(folder: Path, new: NewRegions) -> Collection:
         manifest = write_new_tables(folder, before.manifest, tables)
         manifest["features"] = _feature_files(folder, manifest, new, keep=kept is not None)
         manifest["proposals"] = {**manifest_section(manifest, "proposals"), new.source: _new_record(new, kept)}
+        added = [f for f in manifest["features"].get(new.source, []) if f not in manifest["files"]]
+        manifest = with_checksums(folder, manifest, added)
         replace_manifest(folder, manifest)
         _remove_old_files(folder, before.manifest, manifest)
     return Collection.open(folder)

@@ -6,11 +6,10 @@ When it replaces an existing collection, captions that people added to the old o
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -20,7 +19,7 @@ from calligram.data.collection import FORMAT, MANIFEST, VERSION, Collection
 from calligram.data.draft import Draft, ImageRecord, PictureFile, Problems, TarMember
 from calligram.data.pictures import PictureError, Probe, probe, read_picture_file, worker_threads
 from calligram.data.readers.captions_table import TABLE_SUFFIXES
-from calligram.data.revision import manifest_section, next_revision, write_lock
+from calligram.data.revision import manifest_section, next_revision, replace_manifest, with_checksums, write_lock
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
 from calligram.errors import UserError, command
 from calligram.files import NEW_FOLDER, check_space, move_folder, replace_folder, scratch_folder, sync_file, sync_folder
@@ -119,7 +118,7 @@ def _write_files(folder: Path, checked: CheckedDraft, placer: FilePlacer, proble
     draft, made = checked.draft, build_tables(checked, placer, problems, track)
     for name, table in made.items():
         pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "name": draft.name,
@@ -128,7 +127,10 @@ def _write_files(folder: Path, checked: CheckedDraft, placer: FilePlacer, proble
         "features": {name: [placer.array(name, f) for f in files] for name, files in draft.features.items()},
         "counts": {name: len(table) for name, table in made.items()},
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    features = {file for files in manifest["features"].values() for file in files}
+    files = [*(f"{name}.parquet" for name in made), *placer.shards, *features]
+    manifest = with_checksums(folder, manifest, [file for file in files if not Path(file).is_absolute()])
+    replace_manifest(folder, manifest)
 
 
 def install_collection(scratch: Path, folder: Path) -> list[str]:
@@ -158,9 +160,9 @@ def install_collection(scratch: Path, folder: Path) -> list[str]:
         _sync_files(new)
         if isinstance(carried, _UnreadableCollection):
             kept = _unused_name(folder)
-            replace_folder(scratch, folder, keep=kept)
+            replace_folder(scratch, folder, keep=kept, listed=False)
             return [f"the replaced collection cannot be read ({carried.why}); it is kept in {kept}"]
-        replace_folder(scratch, folder)
+        replace_folder(scratch, folder, listed=False)
     return carried
 
 
@@ -198,8 +200,7 @@ def _carry_over(folder: Path, partial: Path) -> list[str] | _UnreadableCollectio
         if file.suffix.lower() in TABLE_SUFFIXES and file.is_file():
             shutil.copyfile(file, partial / file.name)
     # The revision number continues, so that file names of old lists are not reused and a server notices the change.
-    manifest = json.dumps({**new.manifest, "revision": revision}, indent=2, ensure_ascii=False)
-    (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+    replace_manifest(partial, {**new.manifest, "revision": revision})
     lines = _write_missing_captions(added, new, folder, f"added-by-hand.{revision}") if added else []
     if regions := manifest_section(old.manifest, "proposals"):
         run = command("calligram", "regions", folder, "--proposals", "METHOD")

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from calligram.checksums import check_listed
 from calligram.errors import UserError
 from calligram.lazy import Catalog, reference_to
 from calligram.progress import Track, silent
+from calligram.records import anything, read_object, record, text
 
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 S = TypeVar("S", bound="Saveable")
+RESTORE = "restore them from a copy, or train again into another folder"
+INPUTS_SCHEMA = record(
+    {"images": record({"kind": text()}, closed=False), "texts": record({"kind": text()}, closed=False)},
+    {"chunker": anything},
+)
+"""of ``inputs.json``"""
 
 
 class ImageRows(Protocol):
@@ -308,23 +316,27 @@ class Inputs:
         Raises:
             UserError: when the folder holds no inputs, or an input is of an unknown kind.
         """
+        check_listed(folder, None, RESTORE)
         try:
-            content = json.loads((folder / "inputs.json").read_text(encoding="utf-8"))
-            images, texts = dict(content["images"]), dict(content["texts"])
-        except (OSError, ValueError, KeyError) as error:
+            content = read_object(folder / "inputs.json", RESTORE, INPUTS_SCHEMA)
+        except OSError as error:
             raise UserError(
                 f"{folder} does not hold the inputs of a matcher ({error}); give the folder of a saved matcher"
             ) from error
-        chunker = None
-        if "chunker" in content:
-            from calligram.features.texts.chunker import Chunker
+        try:
+            chunker = None
+            if "chunker" in content:
+                from calligram.features.texts.chunker import Chunker
 
-            chunker = Chunker.read(folder)
-        read = (
-            read_input(IMAGE_INPUTS, "image", folder, images),
-            read_input(TEXT_INPUTS, "text", folder, texts),
-        )
-        return cls(*read, chunker)
+                chunker = Chunker.read(folder)
+            images = read_input(IMAGE_INPUTS, "image", folder, content["images"])
+            texts = read_input(TEXT_INPUTS, "text", folder, content["texts"])
+        except UserError:
+            raise
+        except Exception as error:  # values of any kind reach the constructors of any class
+            shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise UserError(f"the inputs in {folder} cannot be read ({shown}); {RESTORE}") from error
+        return cls(images, texts, chunker)
 
 
 def default_inputs(

@@ -11,16 +11,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calligram.checksums import CHECKSUM_KEY, check_files, file_record, seal_is_right
 from calligram.errors import UserError
 from calligram.files import LOCK_FILE, content_hash, replace_file, replace_json, text_hash, wait_for_lock
+from calligram.records import check_object, list_of, parse_json, record, text
 
 Ints = NDArray[np.int64]
+PART_SCHEMA = record({"keys": list_of(text()), "array": text()}, {CHECKSUM_KEY: text()})
+"""of the file with the keys of a part"""
 Halves = NDArray[np.float16]
 
 
 def content_key(data: bytes) -> str:
     """Return the hash of a file's bytes, so that the same image under another path has the same key."""
     return content_hash(data, 16)
+
+
+def read_part(keys_file: Path) -> tuple[list[str], NDArray[Any]]:
+    """The keys and the rows of one part of a store.
+
+    Raises:
+        UserError: when a file is damaged.
+    """
+    array_file, todo = keys_file.with_suffix(".npy"), "remove it and its .npy file to compute these features again"
+    try:
+        keys: Any = parse_json(keys_file)
+        if isinstance(keys, dict):  # else of an earlier version, without checksums
+            check_object(keys_file, keys, PART_SCHEMA, todo)
+            check_files(keys_file.parent, {array_file.name: keys["array"]}, todo)
+            keys = keys["keys"] if seal_is_right(keys) else None
+        list_of(text())(keys, "its content")
+        # A plain array over the mapped memory: every index into a numpy.memmap makes a new object of that class.
+        rows = np.load(array_file, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        if rows.ndim < 1 or len(rows) != len(keys):
+            raise ValueError(f"{array_file.name} has another number of rows")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{keys_file} is damaged ({error}); {todo}") from error
+    return keys, rows
 
 
 class FeatureStore:
@@ -53,14 +80,7 @@ class FeatureStore:
                 self._open_part(file)
 
     def _open_part(self, keys_file: Path) -> None:
-        try:
-            keys = json.loads(keys_file.read_text(encoding="utf-8"))
-            # A plain array over the mapped memory: every index into a numpy.memmap makes a new object of that class.
-            rows = np.load(keys_file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False).view(np.ndarray)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{keys_file} is damaged ({error}); remove it and its .npy file to compute these features again"
-            ) from error
+        keys, rows = read_part(keys_file)
         for row, key in enumerate(keys):
             self._positions[key] = (rows, row)
         self._parts[keys_file.stem] = rows
@@ -84,7 +104,7 @@ class FeatureStore:
         file = self.folder / f"{number:06d}.npy"
         with replace_file(file) as partial, partial.open("wb") as stream:
             np.save(stream, rows.astype(self._dtype))
-        replace_json(file.with_suffix(".json"), list(keys))
+        replace_json(file.with_suffix(".json"), {"keys": list(keys), "array": file_record(file)})
         self._open_part(file.with_suffix(".json"))
 
     def take(self, keys: Sequence[str]) -> NDArray[Any]:

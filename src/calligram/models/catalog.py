@@ -18,15 +18,16 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from calligram.checksums import check_listed, file_parts, folder_parts
 from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
-from calligram.files import file_parts, folder_parts, parts_hash
+from calligram.files import parts_hash
 from calligram.lazy import Catalog, entry_points_of, reference_to
 from calligram.models.matcher import Matcher
+from calligram.records import anything, map_of, number, optional, read_object, record, text
 from calligram.vectors import tensor_parts
 
 M = TypeVar("M", bound=Matcher)
@@ -225,13 +226,27 @@ def save(matcher: Matcher, description_file: Path, weights_file: Path) -> None:
 
 
 def load(description_file: Path, weights_file: Path) -> Matcher:
-    """Read a matcher that ``save`` wrote, in evaluation mode."""
+    """Read a matcher that ``save`` wrote, in evaluation mode.
+
+    Raises:
+        UserError: when a file is damaged, or describes no matcher.
+    """
+    for file in (description_file, weights_file):
+        check_listed(file.parent, [file.name], RESTORE)
     try:
-        matcher = build(json.loads(description_file.read_text(encoding="utf-8")))
+        matcher = build(read_object(description_file, RESTORE, DESCRIPTION_SCHEMA))
         matcher.load_state_dict(load_file(weights_file))
-    except (OSError, ValueError, KeyError, SafetensorError, RuntimeError) as error:
+    except UserError:
+        raise
+    except OSError as error:
         raise UserError(f"no matcher could be read from {weights_file} ({error})") from error
+    except Exception as error:  # settings of any content reach the constructors of any class
+        raise UserError(f"no matcher could be read from {weights_file} ({_first_line(error)}); {RESTORE}") from error
     return matcher.eval()
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 # Load a trained matcher from a run folder, or a dual encoder of ``transformers``, for inference.
@@ -247,6 +262,19 @@ MATCHER_FILE = "matcher.json"
 """name and settings of the matcher"""
 WEIGHTS_FILE = "best.safetensors"
 """weights of the best epoch"""
+RESTORE = "restore it from a copy, or train again into another folder"
+DESCRIPTION_SCHEMA = record({"matcher": text()}, {"class": text(), "settings": map_of(anything)}, closed=False)
+"""of ``matcher.json``"""
+RUN_SCHEMA = record(
+    {},
+    {
+        **{"recipe": text(), "preset": text(), "settings": map_of(anything), "collection": text(), "content": text()},
+        **{"collection folder": optional(text()), "teachers": map_of(anything), "command": text(), "seconds": number},
+        **{"calligram": text(), "torch": text(), "python": text(), "device": text(), "class": text()},
+    },
+    closed=False,
+)
+"""of ``run.json``; programs add their own entries"""
 
 
 @dataclass(frozen=True)
@@ -324,13 +352,7 @@ def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
 
 def read_run_file(folder: Path) -> dict[str, Any]:
     """Read recipe, preset, settings, collection and versions from the ``run.json`` of a run folder."""
-    try:
-        content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{folder / RUN_FILE} is damaged ({error}); restore the file, or train again into another folder"
-        ) from error
-    return content
+    return read_object(folder / RUN_FILE, RESTORE, RUN_SCHEMA)
 
 
 def check_run_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
+from calligram.checksums import sealed
 from calligram.cli.main import app
 from calligram.data.write_collection import write_draft
 from calligram.search.indexing.forget import forget_items
@@ -118,7 +119,7 @@ def test_a_library_written_before_there_were_mapped_files_gets_them(models, phot
     file = indexed / "library.json"
     content = json.loads(file.read_text())
     del content["mapped"]
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(sealed(content)))
     assert Library.open(indexed).images.recall is None
     index_source(models, photos, indexed)
     assert Library.open(indexed).images.recall is not None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.search.filters.parser import holds, parse
 from calligram.search.indexing.forget import forget_items
@@ -122,7 +123,7 @@ def test_vectors_elsewhere_are_used_only_at_an_address_that_the_user_names(
     """A library that somebody sent could name any server."""
     monkeypatch.setattr(tables, "open_index", lambda *_, **__: pytest.fail("an index was opened"))
     file = indexed / manifest.MANIFEST
-    file.write_text(json.dumps({**json.loads(file.read_text()), "index": address}))
+    file.write_text(json.dumps(sealed({**json.loads(file.read_text()), "index": address})))
     shown = re.escape(address.replace("token@", ""))
     wanted = rf"are at {shown}, outside its folder; if you trust this address, add --index {shown} "
     for use in (
@@ -138,7 +139,7 @@ def test_vectors_elsewhere_are_used_only_at_an_address_that_the_user_names(
 
 def test_a_rebuild_does_not_reach_out_to_an_address_that_the_user_does_not_name(models, photos, indexed, caplog):
     file = indexed / manifest.MANIFEST
-    file.write_text(json.dumps({**json.loads(file.read_text()), "index": "milvus://127.0.0.1:9"}))
+    file.write_text(json.dumps(sealed({**json.loads(file.read_text()), "index": "milvus://127.0.0.1:9"})))
     assert index_source(models, photos, indexed, rebuild=True).library["items"] == 12
     assert "the old vectors stay there" in caplog.text
     assert Library.open(indexed).manifest.index is None
@@ -153,17 +154,18 @@ def test_an_index_has_no_other_scheme_than_milvus(models, photos, tmp_path, addr
 def test_a_library_of_another_version_is_refused_or_brought_up_to_date(models, photos, indexed, monkeypatch):
     file = indexed / manifest.MANIFEST
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "version": manifest.VERSION + 1}))
+    file.write_text(json.dumps(sealed({**content, "version": manifest.VERSION + 1})))
     with pytest.raises(UserError, match="reads up to 1; upgrade it"):
         Library.open(indexed)
     with pytest.raises(UserError, match="reads up to 1; upgrade it"):
         index_source(models, photos, indexed)
     # As if this were the next version, which calls the sources otherwise.
-    file.write_text(json.dumps({**{k: v for k, v in content.items() if k != "sources"}, "roots": content["sources"]}))
+    renamed = {**{k: v for k, v in content.items() if k != "sources"}, "roots": content["sources"]}
+    file.write_text(json.dumps(sealed(renamed)))
     monkeypatch.setattr(manifest, "VERSION", 2)
     with pytest.raises(UserError, match="cannot be brought up to 2"):
         index_source(models, photos, indexed)
-    monkeypatch.setattr(manifest, "MIGRATIONS", {1: lambda folder, old: {**old, "sources": old.pop("roots")}})
+    monkeypatch.setattr(manifest, "MIGRATIONS", {1: lambda folder, old: {"sources": old.pop("roots"), **old}})
     with pytest.raises(UserError, match='older than 2; "calligram index" brings it up to date'):
         Library.open(indexed)
     assert index_source(models, photos, indexed).counts["unchanged"] == 12

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from calligram.checksums import sealed
 from calligram.data.write_collection import write_draft
 from calligram.files import lock_folder
 from calligram.search.indexing import forget, writer
@@ -57,7 +58,7 @@ def without_scales(folder):
     """The library as an earlier version wrote it."""
     content = json.loads((folder / MANIFEST).read_text())
     del content["scales"]
-    (folder / MANIFEST).write_text(json.dumps(content))
+    (folder / MANIFEST).write_text(json.dumps(sealed(content)))
 
 
 def test_indexing_stores_what_opening_would_measure_and_opening_measures_nothing(library, no_measuring):

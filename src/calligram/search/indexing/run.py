@@ -26,7 +26,7 @@ from calligram.search.indexing.sources import CollectionSource, FolderSource, Sc
 from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWriter, remove_folder
 from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, check_address, read_manifest, same_address
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
-from calligram.search.library.tables import Tables, empty_indexes
+from calligram.search.library.tables import empty_indexes, old_batches
 
 log = logging.getLogger(__name__)
 
@@ -313,9 +313,10 @@ def _other_sources(out: Path, before: Manifest, given: Path) -> list[Source]:
     Raises:
         UserError: when one cannot be opened, because its pictures would be lost.
     """
-    tables, found = Tables.open(out / str(before.generation) / "tables", before.versions), []
+    found: list[Source] = []
     for source in before.sources:
-        if source.root == str(given) or not tables.count("items", f"source = {source.number}"):
+        rows = old_batches(out, before, "items", ("id",), f"source = {source.number}")
+        if source.root == str(given) or (rows is not None and not any(len(batch) for batch in rows)):
             continue
         try:
             found.append(reopen(source))
@@ -359,8 +360,10 @@ def _replacement(out: Path, before: Manifest, models: LibraryMatchers, engine: s
         (out / REBUILT).unlink()
     remove_folder(out / str(fresh.generation))
     writer = LibraryWriter(out, fresh, REBUILT)
-    old = Tables.open(out / str(before.generation) / "tables", before.versions)
-    for batch in old.column("forgotten", ("id", "source", "bytes", "mtime", "hash")):
+    batches = old_batches(out, before, "forgotten", ("id", "source", "bytes", "mtime", "hash"))
+    if batches is None:
+        log.warning("%s: which pictures were forgotten cannot be read, so they are indexed again", out)
+    for batch in batches or ():
         writer.tables.add("forgotten", batch.to_pylist())
     writer.commit()
     return writer
@@ -380,9 +383,8 @@ def refuse_other_folder(out: Path) -> None:
 
 def _next_generation(out: Path) -> int:
     """The first generation, after deleting the folders of a run that was killed before its first commit."""
-    for folder in out.iterdir():
-        if re.fullmatch(r"\d+", folder.name):
-            remove_folder(folder)
+    for folder in (folder for folder in out.iterdir() if re.fullmatch(r"\d+", folder.name)):
+        remove_folder(folder)
     return 1
 
 

@@ -98,11 +98,25 @@ def staged_rows(
         if _about(folder) != _fingerprints(models):
             continue
         for file in sorted(folder.glob("*.parquet")):
-            for batch in pq.ParquetFile(file).iter_batches(STAGED_FILE_ROWS):
-                for row in batch.to_pylist():
-                    if _fits(row, pictures) and row["key"] not in taken:
-                        taken.add(row["key"])
-                        yield row
+            for row in _rows_of(file):
+                if _fits(row, pictures) and row["key"] not in taken:
+                    taken.add(row["key"])
+                    yield row
+
+
+def _rows_of(file: Path, columns: list[str] | None = None) -> Iterator[Row]:
+    """The rows of a staged file, with some columns or all.
+
+    Raises:
+        UserError: when the file is damaged.
+    """
+    try:
+        for batch in pq.ParquetFile(file, page_checksum_verification=True).iter_batches(
+            STAGED_FILE_ROWS, columns=columns
+        ):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise UserError(f"{file} is damaged ({error}); delete it, and these pictures are encoded again") from error
 
 
 def remove_staged(out: Path, source: PictureSource) -> None:
@@ -155,18 +169,18 @@ def _state(out: Path, source: PictureSource) -> LibraryState:
         return LibraryState(-1)
     manifest = read_manifest(out)
     known = manifest.source_at(source.root)
-    return LibraryState.load(
-        Tables.open(out / str(manifest.generation) / "tables", manifest.versions), known.number if known else -1
-    )
+    tables = Tables.open(out / str(manifest.generation) / "tables", manifest.versions, manifest.files)
+    return LibraryState.load(tables, known.number if known else -1)
 
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
     for file in folder.glob("*.parquet"):
-        table = pq.read_table(file, columns=["key", "bytes", "mtime"])
-        yield from zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
+        yield from ((row["key"], row["bytes"], row["mtime"]) for row in _rows_of(file, ["key", "bytes", "mtime"]))
 
 
 def _write(folder: Path, rows: list[Row]) -> None:
     number = 1 + max((int(file.stem) for file in folder.glob("*.parquet")), default=-1)
     with replace_file(folder / f"{number:06d}.parquet") as partial:
-        pq.write_table(pa.Table.from_pylist(rows, schema=ENCODED_ROW), partial, compression="none")
+        pq.write_table(
+            pa.Table.from_pylist(rows, schema=ENCODED_ROW), partial, compression="none", write_page_checksum=True
+        )

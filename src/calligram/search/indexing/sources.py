@@ -263,6 +263,7 @@ class CollectionSource:
         table, found, dates = self._collection.table("images"), FolderScan(), dict[str, os.stat_result]()
         shards = self._collection.manifest.get("shards", [])
         assert isinstance(shards, list)
+        self._collection.check(map(str, shards))
         wanted = table.select(["path", "shard", "offset", "bytes"]).to_pylist()
         for row, (key, place) in enumerate(zip(self._ids, wanted, strict=True)):
             digest = self._facts(row).digest

@@ -30,6 +30,7 @@ from calligram.search.library.matchers import MatcherEncoder
 from calligram.search.library.tables import INDEXES, PendingChanges, Tables, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
 from calligram.search.vectors.index import Index
+from calligram.search.vectors.table_files import table_records
 from calligram.text import composed, indexed_words
 
 VERSION_GRACE_SECONDS = 600.0
@@ -72,7 +73,8 @@ class LibraryWriter:
         """
         self.folder, self.manifest, self.name = folder, manifest, name
         self.generation_folder = folder / str(manifest.generation)
-        self.tables = Tables.write(self.generation_folder / "tables", manifest.versions)
+        self._started = time.time()
+        self.tables = Tables.write(self.generation_folder / "tables", manifest.versions, manifest.files)
         self.kinds = dict(columns.LIBRARY_COLUMNS) | dict(manifest.kinds)
         self.images, self.captions = open_indexes(self.generation_folder, manifest, writing=True)
         self.pending = PendingChanges(self.generation_folder, manifest)
@@ -240,13 +242,14 @@ class LibraryWriter:
             "gone": self.tables.count("items", "state != 'present'"),
             **{name: self.tables.count(name) for name in ("captions", "problems")},
         }
-        now, before = time.time(), self.manifest
+        now, before, versions = time.time(), self.manifest, self.versions()
         earlier = [(until, versions) for until, versions in before.earlier if until > now]
         if before.versions:
             earlier.append((now + VERSION_GRACE_SECONDS, before.versions))
         self.manifest = replace(
             before,
-            versions=self.versions(),
+            versions=versions,
+            files=table_records(self.generation_folder, versions, before.files, self._started),
             earlier=tuple(earlier),
             counts=counts,
             kinds=dict(self.kinds),

@@ -90,7 +90,7 @@ class Library:
         """Use ``Library.open``."""
         self.folder, self.manifest, self._stamp, self._memory = folder, manifest, stamp, memory
         inside = folder / str(manifest.generation)
-        self._tables = Tables.open(inside / "tables", manifest.versions)
+        self._tables = Tables.open(inside / "tables", manifest.versions, manifest.files)
         self.images, self.captions = open_indexes(inside, manifest, memory=memory)
         self._roots = {source.number: source.root for source in manifest.sources}
         self._stats_lock = threading.Lock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -10,8 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from calligram import records
 from calligram.errors import UserError, command
 from calligram.files import replace_json
+from calligram.records import check_object, integer, map_of, optional, read_object, record, text
 from calligram.search.filters.columns import ColumnKind
 
 FORMAT = "calligram-library"
@@ -19,6 +20,7 @@ VERSION = 1
 MANIFEST = "library.json"
 REBUILT = "rebuilt.json"
 """the manifest of a library that is being rebuilt; it replaces the other one at the end"""
+REBUILD = "index again with --rebuild"
 
 MIGRATIONS: Mapping[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {}
 """by version: a function of the library's folder and manifest that returns the manifest of the next version"""
@@ -63,6 +65,8 @@ class Manifest:
     earlier: tuple[tuple[float, Mapping[str, int]], ...] = ()
     """earlier versions with the time until which they are kept, for readers that have them open"""
     counts: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """checksums of the files of each table, by its folder within that of the generation; see ``checksums``"""
     mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """mapped files of each large vector index, by the name of the index; see ``vectors.mapped``"""
     scales: Mapping[str, Any] | None = None
@@ -77,10 +81,10 @@ class Manifest:
             *([f"localizer: {self.localizer.source}"] if self.localizer else []),
             *(f"source: {source.root}" for source in self.sources),
         ]
-        for name, record in self.mapped.items():
-            if record.get("recall") is not None:
-                share = f"finds {100 * record['recall']:.1f}% of the ten nearest"
-                limit = f"indexed above {record['limit']:,} rows"
+        for name, about in self.mapped.items():
+            if about.get("recall") is not None:
+                share = f"finds {100 * about['recall']:.1f}% of the ten nearest"
+                limit = f"indexed above {about['limit']:,} rows"
                 found.append(f"search of {name.removeprefix('index.')}: approximate ({limit}), {share}")
         return found
 
@@ -98,6 +102,26 @@ class Manifest:
         return replace(self, sources=tuple(sorted((*rest, source), key=lambda s: s.number))), source
 
 
+_matcher = record({"fingerprint": text(), "source": text()})
+MANIFEST_SCHEMA = record(
+    {
+        **{"format": text(), "version": integer(0), "matcher": _matcher, "dim": integer(1, 1_000_000)},
+        **{"reranker": optional(_matcher), "localizer": optional(_matcher), "index": optional(text())},
+        "sources": records.list_of(
+            record({"number": integer(0, 1_000_000), "root": text(), "kind": records.choice("folder", "collection")})
+        ),
+        "kinds": map_of(records.choice("text", "number", "flag")),
+        **{"generation": integer(1), "label": text(), "versions": map_of(integer(1)), "counts": map_of(integer(0))},
+        "earlier": records.list_of(records.tuple_of(records.number, map_of(integer(1)))),
+    },
+    {
+        "files": map_of(map_of(text("[0-9a-f]{8} [0-9]+", "a checksum and a size"))),
+        **{"mapped": optional(map_of(map_of(records.anything))), "scales": records.anything},
+    },
+)
+"""of ``library.json``"""
+
+
 def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) -> Manifest:
     """Read the manifest of a library.
 
@@ -112,25 +136,22 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     """
     file = folder / name
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        version = int(content["version"]) if content.get("format") == FORMAT else None
+        content = read_object(file, REBUILD)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder} is not a library (it has no {MANIFEST}); "
             f"make one with {command('calligram', 'index', 'RUN', 'SOURCE', '--out', folder)}"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({error}); index again with --rebuild") from error
-    if version is None:
+    if content.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a {FORMAT}")
+    check_object(file, content, record({"version": integer(0)}, closed=False), REBUILD)
+    version = content["version"]
     if version > VERSION:
         raise UserError(f"{folder} has library version {version}, this calligram reads up to {VERSION}; upgrade it")
     if version < VERSION:
         content = _migrated(folder, content, version, writing)
-    try:
-        manifest = _from_json(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({error}); index again with --rebuild") from error
+    check_object(file, content, MANIFEST_SCHEMA, REBUILD)
+    manifest = _from_json(content)
     if version < VERSION:
         write_manifest(folder, manifest, name)
     return manifest
@@ -187,8 +208,6 @@ def _from_json(content: Mapping[str, Any]) -> Manifest:
     models = {
         key: MatcherRecord(**content[key]) if content[key] else None for key in ("matcher", "reranker", "localizer")
     }
-    if models["matcher"] is None:
-        raise ValueError("no matcher")
     return Manifest(
         **models,  # type: ignore[arg-type]
         dim=int(content["dim"]),
@@ -200,6 +219,7 @@ def _from_json(content: Mapping[str, Any]) -> Manifest:
         versions={str(k): int(v) for k, v in content["versions"].items()},
         earlier=tuple((float(until), dict(versions)) for until, versions in content["earlier"]),
         counts=dict(content["counts"]),
+        files=dict(content.get("files", {})),
         mapped={str(name): dict(record) for name, record in (content.get("mapped") or {}).items()},
         scales=content["scales"] if isinstance(content.get("scales"), dict) else None,
     )

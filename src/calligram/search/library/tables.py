@@ -24,6 +24,7 @@ from calligram.search.library.word_lists import (
 )
 from calligram.search.vectors.index import Index
 from calligram.search.vectors.lance import any_of, compact, connect, drop_table_versions
+from calligram.search.vectors.table_files import open_table, unreadable
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "items": pa.schema(
@@ -82,30 +83,39 @@ class Tables:
     _lists: WordLists | None
 
     @classmethod
-    def open(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
-        """Open the tables for reading at these versions."""
+    def open(
+        cls,
+        folder: Path,
+        versions: Mapping[str, int],
+        files: Mapping[str, Mapping[str, str]],
+        names: Iterable[str] = SCHEMAS,
+    ) -> Tables:
+        """Open some tables or all for reading at these versions; ``files`` are the checksums of a manifest."""
         database, opened = connect(folder), {}
-        for name in SCHEMAS:
+        for name in names:
             try:
-                opened[name] = database.open_table(name)
+                opened[name] = open_table(database, folder, name, files.get(f"tables/{name}.lance", {}))
                 opened[name].checkout(versions[name])
             except (ValueError, KeyError, RuntimeError, OSError) as error:
-                raise UserError(f"table {name} in {folder} cannot be read ({_first_line(error)})") from error
+                raise unreadable(folder, name, error) from error
         return cls(opened)
 
     @classmethod
-    def write(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
+    def write(cls, folder: Path, versions: Mapping[str, int], files: Mapping[str, Mapping[str, str]]) -> Tables:
         """Open the tables for writing, after undoing what an interrupted run wrote after these versions."""
-        database, opened = connect(folder), {}
+        database, opened = connect(folder), dict[str, Any]()
         for name, schema in SCHEMAS.items():
             if name not in versions:
                 database.drop_table(name, ignore_missing=True)
                 opened[name] = database.create_table(name, schema=schema)
                 continue
-            opened[name] = table = database.open_table(name)
-            if table.version != versions[name]:
-                table.checkout(versions[name])
-                table.restore()
+            try:
+                opened[name] = table = open_table(database, folder, name, files.get(f"tables/{name}.lance", {}))
+                if table.version != versions[name]:
+                    table.checkout(versions[name])
+                    table.restore()
+            except (ValueError, RuntimeError) as error:
+                raise unreadable(folder, name, error) from error
         return cls(opened)
 
     def versions(self) -> dict[str, int]:
@@ -214,14 +224,21 @@ class Tables:
             drop_table_versions(table, oldest[name])
 
 
+def old_batches(
+    library: Path, manifest: Manifest, name: str, columns: Sequence[str], where: str | None = None
+) -> list[pa.RecordBatch] | None:
+    """Rows of one table of a library that is replaced; None where the table is damaged or gone."""
+    try:
+        folder = library / str(manifest.generation) / "tables"
+        return list(Tables.open(folder, manifest.versions, manifest.files, (name,)).column(name, columns, where))
+    except (UserError, ValueError, RuntimeError, OSError):
+        return None
+
+
 def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """A list of ids in parts that fit into a condition."""
     for start in range(0, len(ids), CONDITION_IDS):
         yield ids[start : start + CONDITION_IDS]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def open_index(
@@ -232,6 +249,7 @@ def open_index(
     version: int | None = None,
     mapped: Mapping[str, Any] | None = None,
     memory: int | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Index:
     """Open or create an index; the address names the engine.
 
@@ -242,6 +260,7 @@ def open_index(
         version: open the index for reading at this version; engines without versions ignore it.
         mapped: the value of ``Index.mapped`` when this version was written.
         memory: bytes of mapped files that stay in the memory of this process; None for ``mapped.MEMORY_BYTES``.
+        files: checksums of the files of the index; see ``vectors.table_files``.
 
     Raises:
         UserError: when there is no index and no ``dim``, its dimension differs, or the engine is not installed.
@@ -255,7 +274,7 @@ def open_index(
         return MilvusIndex.open(address, name, dim=dim)
     from calligram.search.vectors.lance import LanceIndex
 
-    return LanceIndex.open(Path(uri), name, dim=dim, version=version, mapped=mapped, memory=memory)
+    return LanceIndex.open(Path(uri), name, dim=dim, version=version, mapped=mapped, memory=memory, files=files)
 
 
 def open_indexes(
@@ -278,10 +297,10 @@ def _open_index(generation: Path, manifest: Manifest, name: str, writing: bool, 
     # A server may hold several libraries, and two generations of one.
     short = name.removeprefix("index.")
     label = short if manifest.index is None else f"calligram_{manifest.label}_{manifest.generation}_{short}"
-    place = manifest.index or generation / "index"
+    place, files = manifest.index or generation / "index", manifest.files.get(f"index/{short}.lance")
     if not writing:
-        return open_index(place, label, version=version, mapped=mapped, memory=memory)
-    index = open_index(place, label, dim=manifest.dim, mapped=mapped)
+        return open_index(place, label, version=version, mapped=mapped, memory=memory, files=files)
+    index = open_index(place, label, dim=manifest.dim, mapped=mapped, files=files)
     if version is not None and index.version != version:
         index.restore(version)
     return index
@@ -299,7 +318,7 @@ def empty_indexes(generation: Path, manifest: Manifest, given: str | None) -> No
     except UserError:
         log.warning("the old vectors stay there: delete calligram_%s_%d_*", manifest.label, manifest.generation)
         return
-    tables = Tables.open(generation / "tables", manifest.versions)
+    tables = Tables.open(generation / "tables", manifest.versions, manifest.files)
     images, captions = open_indexes(generation, manifest, writing=True)
     for name, index in (("items", images), ("captions", captions)):
         for batch in tables.column(name, ("id",)):

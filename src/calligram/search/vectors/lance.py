@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from calligram.checksums import DamagedFileError
 from calligram.errors import UserError
 from calligram.extras import require
 from calligram.progress import Track, silent
@@ -26,6 +27,7 @@ from calligram.search.vectors import mapped_table
 from calligram.search.vectors.exact import ExactSearch, ranks_of
 from calligram.search.vectors.index import VectorHit
 from calligram.search.vectors.mapped import MappedRecord, MappedVectors, unnamed
+from calligram.search.vectors.table_files import CheckedTable, open_table
 from calligram.text import printable
 from calligram.vectors import checked_unit_rows
 
@@ -179,18 +181,19 @@ class LanceIndex:
         version: int | None = None,
         mapped: Mapping[str, Any] | None = None,
         memory: int | None = None,
+        files: Mapping[str, str] | None = None,
     ) -> LanceIndex:
         """Open the table ``name`` in a folder; see ``tables.open_index``."""
         database = connect(folder)
         try:
-            table = database.open_table(name)
+            table = open_table(database, folder, name, files or {})
             if version is not None:
                 table.checkout(version)
         except (ValueError, RuntimeError, OSError) as error:
             if dim is None or version is not None:
                 which = "" if version is None else f" at version {version}"
                 raise UserError(f"there is no index {name!r}{which} in {folder}; index the collection again") from error
-            table = database.create_table(name, schema=schema_of(dim))
+            table = CheckedTable(database.create_table(name, schema=schema_of(dim)), folder, {})
         found = cls(database, table, version is not None, folder / f"{name}.mapped", memory or mapping.MEMORY_BYTES)
         if dim not in (None, found.dim):
             raise UserError(f"index {name!r} in {folder} holds vectors of {found.dim} dimensions, not {dim}")
@@ -202,7 +205,7 @@ class LanceIndex:
         """Map the files of a record. Without them, everything is read from the table, which is slow and right."""
         try:
             self._mapped = MappedVectors(self._files, MappedRecord.from_json(record), self.dim, self._memory)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, DamagedFileError) as error:
             log.warning("%s cannot be used (%s); the next calligram index writes it again", self._files, error)
 
     @property
@@ -340,8 +343,7 @@ class LanceIndex:
         """Add the columns that the table does not have yet, in a version of their own."""
         schema = self._table.schema
         for field in columns.schema:
-            if field.name in schema.names and schema.field(field.name).type != field.type:
-                has = schema.field(field.name).type
+            if field.name in schema.names and (has := schema.field(field.name).type) != field.type:
                 raise UserError(f"column {field.name.removeprefix('c_')!r} holds {has} in the index, not {field.type}")
         new = [field for field in columns.schema if field.name not in schema.names]
         if new:
@@ -352,11 +354,10 @@ class LanceIndex:
         with self._changing:
             if self._snapshot is None or self._snapshot.version != self.version:
                 # A separate handle, because a search may still use this version after a writer has created the next.
-                table = self._database.open_table(self._table.name)
+                table = self._table.reopened(self._database)
                 table.checkout(self.version)
-                self._snapshot = (
-                    Snapshot.read(table, self.dim) if self._mapped is None else Snapshot.of_mapped(table, self._mapped)
-                )
+                mapped = self._mapped
+                self._snapshot = Snapshot.read(table, self.dim) if mapped is None else Snapshot.of_mapped(table, mapped)
             return self._snapshot
 
 

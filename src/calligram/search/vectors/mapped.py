@@ -16,7 +16,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from calligram.checksums import CHECKED_FILE, check_files, folder_records
 from calligram.files import check_space, move_folder, replace_file, sync_folder, sync_tree
 from calligram.progress import Track, silent
 from calligram.search.vectors.exact import Ints, RowHits, least_score, scored_rows
@@ -79,6 +80,8 @@ class MappedRecord:
     """``MAPPED_ROWS`` when it was written"""
     sizes: Mapping[str, int]
     """bytes of each file"""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """of each file and of the addresses; see ``calligram.checksums``"""
     probes: int = 0
     """lists that a query is compared with; 0 without lists"""
     recall: float | None = None
@@ -147,6 +150,7 @@ class MappedVectors:
         sizes = {name: (self._folder / name).stat().st_size for name in record.sizes}
         if sizes != dict(record.sizes) or record.sizes[VECTORS_FILE] != 2 * record.rows * dim:
             raise ValueError(f"{self._folder} has files of another size")
+        check_files(self._folder, record.checksums, "the next calligram index writes it again")
         # Mode "c", because torch warns of arrays that cannot be written to.
         self.vectors: NDArray[np.float16] = np.memmap(self._folder / VECTORS_FILE, np.float16, "c").reshape(-1, dim)
         self.addresses: Addresses = np.fromfile(self._folder / record.addresses, np.uint64)
@@ -293,7 +297,8 @@ class MappedVectors:
         """The same files with the addresses that their rows have in another version of the table, written to disk."""
         name = f"rows-{version}.u64"
         _write_addresses(self._folder / name, addresses)
-        record = replace(self.record, addresses=name)
+        kept = {file: checksum for file, checksum in self.record.checksums.items() if file in self.record.sizes}
+        record = replace(self.record, addresses=name, checksums=kept | folder_records(self._folder, [name]))
         return MappedVectors(self._folder.parent, record, self.vectors.shape[1], self._memory)
 
 
@@ -352,7 +357,9 @@ def write_mapped(
     sync_tree(partial)
     move_folder(partial, base / str(number))
     sync_folder(base)
-    written = MappedVectors(base, MappedRecord(str(number), addresses, len(vectors), MAPPED_ROWS, sizes), dim, memory)
+    checksums = folder_records(base / str(number), [*files, addresses])
+    record = MappedRecord(str(number), addresses, len(vectors), MAPPED_ROWS, sizes, checksums)
+    written = MappedVectors(base, record, dim, memory)
     written.record = written.measured(queries)
     return written
 
@@ -364,7 +371,7 @@ def unnamed(base: Path, record: MappedRecord | None) -> list[Path]:
     """
     found = [] if not base.is_dir() else [path for path in base.iterdir() if not record or path.name != record.folder]
     if record is not None:
-        named = {record.addresses, *record.sizes}
+        named = {record.addresses, *record.sizes, CHECKED_FILE}
         found += [file for file in (base / record.folder).iterdir() if file.name not in named]
     return found
 
