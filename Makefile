@@ -6,7 +6,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test quick check chromium format bench report clean
+.PHONY: demo test quick check chromium format bench soak hostile report clean
 
 demo: .venv/serve  ## set up, draw scenes, train, measure, index, serve; SERVE=0 stops before serving
 	$(BIN)/calligram demo $(if $(filter 0,$(SERVE)),--no-serve)
@@ -36,6 +36,13 @@ format: .venv/dev
 
 bench: .venv/dev  ## measure speed and memory into results/bench.json
 	$(BIN)/python bench/run.py
+
+soak: .venv/dev  ## processes that are killed at random, compared with a model; SECONDS=600
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/soak.py $(or $(SECONDS),600)
+
+hostile: .venv/dev  ## 600 damaged files and 2,000 malformed inputs
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/flips.py 600
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/inputs.py
 
 report: .venv/core  ## docs/results/ from results/
 	$(BIN)/calligram report

@@ -123,9 +123,9 @@ def check_files(
             found = file_record(file)
             if time.time() - about.st_mtime > MIN_AGE_SECONDS:
                 new[name] = [*stamp, found]
+                _checked[str(file), stamp] = found
         if found not in ([accepted] if isinstance(accepted, str) else accepted):
             raise DamagedFileError(file, "its content is not what was written", todo)
-        _checked[str(file), stamp] = found
     if sum(entry[0] for entry in new.values()) >= MIN_REMEMBERED_BYTES:
         _remember(folder, new)
 

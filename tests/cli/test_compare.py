@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from calligram.checksums import sealed
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
@@ -76,7 +77,7 @@ def test_runs_with_the_same_folder_name_are_named_by_their_paths(calligram, trai
 def renamed(run, target, collection: str):
     about = json.loads((run / RUN_FILE).read_text())
     shutil.copytree(run, target)
-    (target / RUN_FILE).write_text(json.dumps({**about, "collection": collection}))
+    (target / RUN_FILE).write_text(json.dumps(sealed({**about, "collection": collection})))
     return target
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing
 from calligram.recipes.catalog import PRESETS
@@ -103,7 +104,7 @@ def test_a_changed_teacher_in_the_same_folder_is_refused(stored_tiny, tmp_path):
     with pytest.raises(UserError, match=r"was started with other teachers: distillation\.teacher was '\w+', now '\w+'"):
         run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
     file = tmp_path / "run" / "run.json"  # of a run that began before teachers were noted
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "teachers"}))
+    file.write_text(json.dumps(sealed({k: v for k, v in json.loads(file.read_text()).items() if k != "teachers"})))
     run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
 
 
@@ -137,7 +138,7 @@ def test_a_teacher_that_saw_captions_which_are_removed_is_refused(stored_tiny, t
     assert not (tmp_path / "leak").exists()
     assert "may have seen captions" not in caplog.text
     about = json.loads((tmp_path / "all" / "run.json").read_text())
-    (tmp_path / "all" / "run.json").write_text(json.dumps({**about, "content": "another"}))
+    (tmp_path / "all" / "run.json").write_text(json.dumps(sealed({**about, "content": "another"})))
     run(
         "distil",
         stored_tiny,

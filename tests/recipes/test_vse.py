@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.recipes.catalog import PRESETS
@@ -101,7 +102,7 @@ def test_a_run_that_lacks_a_new_setting_is_resumed_with_its_default(tiny, tmp_pa
     best = run(tiny, out, *changes)
     about = json.loads((out / "run.json").read_text())
     del about["settings"]["optim"]["step_epochs"], about["settings"]["instance"]["clusters"]
-    (out / "run.json").write_text(json.dumps(about))
+    (out / "run.json").write_text(json.dumps(sealed(about)))
     assert run(tiny, out, *changes, resume=True)["rsum"] == best["rsum"]
 
 
@@ -114,7 +115,7 @@ def test_a_run_of_an_earlier_version_opens_and_is_recorded_but_not_resumed(tiny,
     settings["average"] = settings.pop("ema_decay")
     settings["text"]["blank"] = settings["text"].pop("word_dropout")
     del about["preset"], settings["matcher"], settings["terms"]
-    (out / "run.json").write_text(json.dumps({**about, "recipe": "vse"}))
+    (out / "run.json").write_text(json.dumps(sealed({**about, "recipe": "vse"})))
     with pytest.raises(UserError, match="was started with other recipe: 'vse', now 'pairs'"):
         run(tiny, out, *changes, resume=True)
     matcher, inputs = Run.open(out).load()

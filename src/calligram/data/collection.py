@@ -170,6 +170,11 @@ class Collection:
     @cached_property
     def pictures(self) -> StoredPictures:
         """The pictures, opened by image row."""
+        shards = self.manifest.get("shards", [])
+        assert isinstance(shards, list)
+        if self.numbers("images", "shard").max(initial=-1) >= len(shards):
+            named = f"names {len(shards)} shards, and an image is in another"
+            raise UserError(f"{self.folder / MANIFEST} is damaged (it {named}); {IMPORT_AGAIN}")
         return StoredPictures(self)
 
     @cached_property

@@ -126,7 +126,7 @@ class StoredPictures:
         self._offset = collection.numbers("images", "offset")
         self._bytes = collection.numbers("images", "bytes")
         shards: Any = collection.manifest.get("shards", [])
-        self._shards = [str(s) for s in shards]
+        self._shards = [str(shard) for shard in shards]
         self._checksums: Any = collection.manifest.get("files", {})
         self._open: dict[tuple[int, int], int] = {}
 

@@ -300,7 +300,8 @@ def _table(
     rows = list(metadata)
     for name in dict.fromkeys(key for row in rows for key in row):
         values = _encodable([row.get(name) for row in rows])
-        free = name if name not in arrays else f"source.{name}"
+        free = str(_encodable([name])[0])
+        free = free if free not in arrays else f"source.{free}"
         try:
             arrays[free] = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):

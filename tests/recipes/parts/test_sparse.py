@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.checksums import sealed
 from calligram.data.sparse import count_annotations, extended, half, half_steps
 from calligram.errors import UserError
 from calligram.recipes.catalog import PRESETS
@@ -53,7 +54,7 @@ def test_runs_older_than_the_sparse_settings_can_be_resumed(tiny, tmp_path):
     file = tmp_path / "run" / "run.json"
     about = json.loads(file.read_text())
     del about["settings"]["sparse"]
-    file.write_text(json.dumps(about))
+    file.write_text(json.dumps(sealed(about)))
     assert run(tiny, tmp_path / "run", resume=True) == first
     with pytest.raises(UserError, match=r"other settings: sparse\.captions was None, now 1"):
         run(tiny, tmp_path / "run", "sparse.captions=1", resume=True)

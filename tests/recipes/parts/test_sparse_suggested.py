@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
@@ -102,7 +103,7 @@ def test_a_run_on_another_collection_may_not_suggest(spoken_tiny, stored_tiny, s
         settings(*few, f"sparse.run={start}").sparse.of(stored_tiny)
     shutil.copytree(start, tmp_path / "run")
     about = json.loads((tmp_path / "run" / "run.json").read_text())
-    (tmp_path / "run" / "run.json").write_text(json.dumps({**about, "further captions": ["elsewhere.jpg"]}))
+    (tmp_path / "run" / "run.json").write_text(json.dumps(sealed({**about, "further captions": ["elsewhere.jpg"]})))
     with pytest.raises(UserError, match=r"it used captions of image 'elsewhere.jpg', which is not there"):
         settings(*few, f"sparse.run={tmp_path / 'run'}").sparse.of(spoken_tiny)
 

@@ -22,6 +22,7 @@ from calligram.data.pictures import map_in_order, worker_threads
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
+from calligram.records import check_object, choice, integer, list_of, number, record
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,15 @@ def pixel_centres(count: int, device: torch.device) -> Tensor:
     return torch.linspace(-1, 1, count, device=device) * (count - 1) / count
 
 
+PIXELS_SCHEMA = record(
+    {},
+    {
+        **{"size": integer(1, 10_000), "fit": choice("squash", "crop"), "views": choice("one", "flip", "ten")},
+        **{"mean": list_of(number, (3,)), "std": list_of(number, (3,))},
+    },
+)
+
+
 @dataclass(frozen=True)
 class PixelInput(ImageInput):
     """Resizes images to a square of side ``size`` and normalises them by ``mean`` and ``std``."""
@@ -126,7 +136,7 @@ class PixelInput(ImageInput):
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> PixelInput:
         """Read what ``save`` returned."""
-        del folder
+        check_object(folder / "inputs.json", content, PIXELS_SCHEMA, "restore it from a copy, or train again")
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**plain)
 

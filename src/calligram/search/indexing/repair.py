@@ -40,6 +40,21 @@ def library_damage(folder: Path, index: str | None = None) -> list[Damage]:
         folder: of the library.
         index: address of the vectors, if they are not in its folder.
     """
+    while True:
+        before = _manifest_bytes(folder)
+        found = _present_damage(folder, index)
+        if not found or _manifest_bytes(folder) == before:  # else a commit has replaced files meanwhile
+            return found
+
+
+def _manifest_bytes(folder: Path) -> bytes:
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except OSError:
+        return b""
+
+
+def _present_damage(folder: Path, index: str | None) -> list[Damage]:
     try:
         manifest = read_manifest(folder)
         check_address(folder, manifest, index)

@@ -264,6 +264,7 @@ class CollectionSource:
         shards = self._collection.manifest.get("shards", [])
         assert isinstance(shards, list)
         self._collection.check(map(str, shards))
+        _ = self._collection.pictures  # refuses shards that the manifest does not name
         wanted = table.select(["path", "shard", "offset", "bytes"]).to_pylist()
         for row, (key, place) in enumerate(zip(self._ids, wanted, strict=True)):
             digest = self._facts(row).digest

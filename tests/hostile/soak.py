@@ -1,0 +1,366 @@
+"""Random operations by several processes that are killed at random moments, compared with a model in memory.
+
+    python tests/hostile/soak.py [SECONDS] [SEED]
+
+A round changes a folder of pictures, then starts ``index``, ``index --rebuild``, ``search``, ``caption``, ``forget``
+and ``check`` side by side and kills most of them with signal 9. Then one ``index`` runs to its end, and everything is
+compared with the model: which pictures must be there, with which vectors, which captions were acknowledged, which
+pictures were forgotten. A search that was not killed may only return pictures that existed, with their right scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lancedb
+import lancedb.index
+import lancedb.query  # noqa: F401 - imported before the fork, as everything that a child needs
+import numpy as np
+import torch
+from PIL import Image
+
+from calligram.data.add_captions import NewCaption, add_new_captions
+from calligram.data.collection import Collection
+from calligram.errors import UserError
+from calligram.recipes.parts.run import train_preset
+from calligram.scenes.generate import generate_scenes
+from calligram.search.indexing import encode
+from calligram.search.indexing import run as indexing
+from calligram.search.indexing.forget import forget_items
+from calligram.search.indexing.repair import library_damage
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder, unit_vectors
+from calligram.search.query.searcher import Searcher
+
+SMALL = ("epochs=1", "batch=8", "dim=8", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8")
+QUERY = "a dog on the beach"
+BUSY = "is being written to by"
+"""in the error of a command that finds another one at work"""
+LONGEST_SECONDS = 120.0
+"""a child that is not killed must end in this time"""
+TOLERANCE = 4e-3
+"""vectors are stored in half precision, and a picture encoded beside others differs in the last place"""
+
+
+warnings.filterwarnings("ignore", message="lancedb fork support")
+
+
+class DifferenceError(AssertionError):
+    """The library is not what the model says."""
+
+
+@dataclass
+class Model:
+    """What must be in the library and in the collection."""
+
+    pictures: dict[str, int] = field(default_factory=dict)
+    """number of the content of each file"""
+    forgotten: set[int] = field(default_factory=set)
+    """contents that must stay out"""
+    captions: set[tuple[str, str]] = field(default_factory=set)
+    """image and text of captions that were acknowledged"""
+    in_doubt: set[tuple[str, str]] = field(default_factory=set)
+    """of captions whose writer was killed"""
+    vectors: dict[int, Any] = field(default_factory=dict)
+    """unit vector of each content"""
+
+
+class Child:
+    """An operation in a process of its own, forked from this one."""
+
+    def __init__(self, name: str, work: Callable[[], object], kill_after: float | None) -> None:
+        self.name, self.started, self.kill_after = name, time.monotonic(), kill_after
+        reading, writing = os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            os.close(reading)
+            try:
+                answer: object = {"answer": work()}
+            except UserError as error:
+                answer = {"error": str(error)}
+            except BaseException:
+                answer = {"traceback": traceback.format_exc()}
+            with contextlib.suppress(BaseException), os.fdopen(writing, "wb") as stream:
+                stream.write(json.dumps(answer).encode())
+            os._exit(0)
+        os.close(writing)
+        self._reading = reading
+
+    def wait(self) -> dict[str, Any] | None:
+        """What it answered; None if it was killed. Kills it when its time has come."""
+        limit = self.started + (LONGEST_SECONDS if self.kill_after is None else self.kill_after)
+        ready, _, _ = select.select([self._reading], [], [], max(0.0, limit - time.monotonic()))
+        if not ready:
+            os.kill(self.process, signal.SIGKILL)
+            if self.kill_after is None:
+                raise DifferenceError(f"{self.name} did not end in {LONGEST_SECONDS:g} seconds")
+        with os.fdopen(self._reading, "rb") as stream:
+            data = stream.read()
+        os.waitpid(self.process, 0)
+        return json.loads(data) if ready and data else None
+
+
+class Soak:
+    """One library, one collection, one folder of pictures, and the model of all."""
+
+    def __init__(self, work: Path, seed: int) -> None:
+        self.work, self.draw = work, random.Random(seed)
+        self.photos, self.library, self.scenes = work / "photos", work / "library", work / "scenes"
+        self.photos.mkdir(parents=True)
+        self.model, self.kills, self.done = Model(), Counter[str](), Counter[str]()
+        self.contents, self.history = 0, dict[str, set[int]]()
+        torch.set_num_threads(1)
+        generate_scenes(self.scenes, images=20, size=16)
+        train_preset("vse", Collection.open(self.scenes), work / "run", *SMALL)
+        self.models = LibraryMatchers.load(work / "run")
+        self.encoder = MatcherEncoder(self.models.matcher)
+        self.query = unit_vectors(self.encoder.texts([QUERY]))[0]
+        collection = Collection.open(self.scenes)
+        self.images = [str(id) for id in collection.column("images", "id")]
+        self.imported = self._captions()
+        indexing.COMMIT_ROWS, encode.BATCH_PICTURES = 5, 3  # many commits, so that kills fall between and into them
+        self.seconds = dict.fromkeys(("index", "rebuild", "forget", "caption", "search", "check"), 0.5)
+
+    # Changes of files.
+
+    def _new_picture(self, name: str) -> None:
+        self.contents += 1
+        pixels = np.random.default_rng(self.contents).integers(0, 255, (3, 4, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((24, 20), Image.Resampling.NEAREST)
+        partial = self.photos / "partial.tmp"
+        image.save(partial, "PNG")
+        partial.rename(self.photos / name)
+        self.model.pictures[name] = self.contents
+        self.model.vectors[self.contents] = unit_vectors(self.encoder.images([image]))[0]
+        self.history.setdefault(name, set()).add(self.contents)
+
+    def change_files(self) -> None:
+        """Add, change, rename and delete pictures."""
+        for _ in range(self.draw.randrange(3, 9)):
+            self._new_picture(f"{self.contents + 1:04d}.png")
+        names = sorted(self.model.pictures)
+        for name in self.draw.sample(names, min(len(names), self.draw.randrange(5))):
+            what = self.draw.choice(("change", "rename", "delete"))
+            if what == "change":
+                self._new_picture(name)
+                continue
+            content = self.model.pictures.pop(name)
+            if what == "rename":
+                new = f"renamed-{self.contents}-{name}"[:60]
+                (self.photos / name).rename(self.photos / new)
+                self.model.pictures[new] = content
+                self.history.setdefault(new, set()).add(content)
+            else:
+                (self.photos / name).unlink()
+
+    # Operations.
+
+    def index(self) -> object:
+        """Bring the library up to date."""
+        return dict(indexing.index_source(self.models, self.photos, self.library).counts)
+
+    def rebuild(self) -> object:
+        """Encode everything again."""
+        return dict(indexing.index_source(self.models, self.photos, self.library, rebuild=True).counts)
+
+    def search(self) -> object:
+        """Paths and scores of hits."""
+        found = Searcher.open(self.library, measure_costs=False).images(QUERY, k=8, all=True, hybrid=False).hits
+        return [(Path(str(hit.path)).name, float(hit.score)) for hit in found]
+
+    def check(self) -> object:
+        """Damage."""
+        return [str(damage[:2]) for damage in library_damage(self.library)]
+
+    def start(self, name: str, work: Callable[[], object], *, kill: bool) -> Child:
+        """Start an operation that may be killed."""
+        after = self.draw.uniform(0, 1.1 * self.seconds[name]) if kill else None
+        return Child(name, work, after)
+
+    def finish(self, child: Child) -> dict[str, Any] | None:
+        """Wait for an operation, and refuse errors that are none of the user's."""
+        answer = child.wait()
+        if answer is None:
+            self.kills[child.name] += 1
+            return None
+        if "traceback" in answer:
+            raise DifferenceError(f"{child.name}: {answer['traceback']}")
+        if "error" in answer and BUSY not in answer["error"] and "is not a library" not in answer["error"]:
+            raise DifferenceError(f"{child.name}: {answer['error']}")
+        self.done[child.name] += 1
+        if child.kill_after is None and "answer" in answer:
+            took = time.monotonic() - child.started
+            self.seconds[child.name] = 0.7 * self.seconds[child.name] + 0.3 * took
+        return answer
+
+    # Rounds.
+
+    def round(self) -> None:
+        """One round."""
+        self.change_files()
+        for _ in range(self.draw.randrange(2, 5)):
+            writers = self.draw.choices((("index", self.index), ("rebuild", self.rebuild)), (3, 1), k=2)
+            children = [self.start(name, work, kill=True) for name, work in writers]
+            children += [self._caption(kill=self.draw.random() < 0.7)]
+            if (self.library / "library.json").is_file():
+                children += [self.start("search", self.search, kill=self.draw.random() < 0.3)]
+            for child in children:
+                self._judge(child, self.finish(child))
+        self._judge(last := self.start("index", self.index, kill=False), self.finish(last))
+        self.compare()
+        for _ in range(self.draw.randrange(1, 3)):
+            self._forget()
+        self.compare_captions()
+
+    def _caption(self, *, kill: bool) -> Child:
+        new = [(self.draw.choice(self.images), f"text {self.draw.randrange(10**9)}") for _ in range(3)]
+
+        def work() -> object:
+            return add_new_captions(self.scenes, [NewCaption(image, text) for image, text in new]).captions
+
+        child = self.start("caption", work, kill=kill)
+        child.captions = new  # type: ignore[attr-defined]
+        return child
+
+    def _judge(self, child: Child, answer: dict[str, Any] | None) -> None:
+        """Compare what an operation answered with the model."""
+        if child.name == "caption":
+            target = self.model.in_doubt if answer is None else self.model.captions
+            target |= set(child.captions)  # type: ignore[attr-defined]
+        elif child.name == "search" and answer is not None and "answer" in answer:
+            for name, score in answer["answer"]:
+                right = [float(self.model.vectors[content] @ self.query) for content in self.history.get(name, ())]
+                if not any(abs(score - each) < TOLERANCE for each in right):
+                    raise DifferenceError(f"search: {name} has score {score}, not {right}")
+        elif child.name == "check" and answer is not None and answer.get("answer"):
+            raise DifferenceError(f"check: {answer['answer']}")
+
+    def _forget(self) -> None:
+        """Forget some pictures, killed or not; one that was killed has forgotten all of them or none."""
+        present = [name for name, content in sorted(self.model.pictures.items()) if content not in self.model.forgotten]
+        chosen = self.draw.sample(present, min(2, len(present)))
+        if not chosen:
+            return
+        paths = [str(self.photos / name) for name in chosen]
+        child = self.start("forget", lambda: forget_items(self.library, paths), kill=self.draw.random() < 0.8)
+        others = [self.start("search", self.search, kill=False), self.start("check", self.check, kill=False)]
+        answer = self.finish(child)
+        for other in others:
+            self._judge(other, self.finish(other))
+        there = self._ask(self.everything)["vectors"]
+        gone = [name not in there for name in chosen]
+        if len(set(gone)) != 1 or (answer is not None and not all(gone)):
+            raise DifferenceError(f"forget {chosen}: {gone} after {answer}")
+        if all(gone):
+            self.model.forgotten |= {self.model.pictures[name] for name in chosen}
+        self.compare()
+
+    # Comparisons.
+
+    def everything(self) -> object:
+        """Vectors of present items by file name, scores of all hits, and damage."""
+        library = Library.open(self.library)
+        rows = [row for row in library.rows() if row["state"] == "present"]
+        ids = [str(row["id"]) for row in rows]
+        if not len(library) == len(rows) == len(library.images):
+            raise DifferenceError(f"{len(library)} items, {len(rows)} rows, {len(library.images)} vectors")
+        if missing := set(ids) - library.thumbnails(ids).keys():
+            raise DifferenceError(f"no thumbnails of {missing}")
+        vectors = library.images.vectors(ids).tolist()
+        hits = (
+            Searcher.open(self.library, measure_costs=False)
+            .images(QUERY, k=max(1, len(ids)), all=True, hybrid=False)
+            .hits
+        )
+        return {
+            "vectors": dict(zip((str(row["name"]) for row in rows), vectors, strict=True)),
+            "scores": [float(hit.score) for hit in hits],
+            "damage": self.check(),
+        }
+
+    def _ask(self, work: Callable[[], object]) -> Any:
+        """Read in a child: this process never opens a table, because threads of Lance do not survive a fork."""
+        answer = Child("read", work, None).wait()
+        if answer is None or "answer" not in answer:
+            raise DifferenceError(f"reading: {answer}")
+        return answer["answer"]
+
+    def compare(self) -> None:
+        """Compare the library with the model: items, vectors, hits, files."""
+        everything = self._ask(self.everything)
+        found = everything["vectors"]
+        wanted = {name: c for name, c in self.model.pictures.items() if c not in self.model.forgotten}
+        if found.keys() != wanted.keys():
+            raise DifferenceError(f"more: {sorted(found.keys() - wanted)}; missing: {sorted(wanted.keys() - found)}")
+        for name, content in wanted.items():
+            if not np.allclose(found[name], self.model.vectors[content], atol=TOLERANCE):
+                raise DifferenceError(f"{name} has another vector")
+        scores = sorted((float(self.model.vectors[content] @ self.query) for content in wanted.values()), reverse=True)
+        if not np.allclose(everything["scores"], scores, atol=TOLERANCE):
+            raise DifferenceError("a search has other scores")
+        if everything["damage"]:
+            raise DifferenceError(f"damage: {everything['damage']}")
+        if left := [str(path) for path in self.library.rglob("*.partial")]:
+            raise DifferenceError(f"left behind: {left}")
+
+    def _captions(self) -> set[tuple[str, str]]:
+        collection = Collection.open(self.scenes)
+        ids, texts = collection.column("images", "id"), collection.column("captions", "text")
+        pairs = zip(collection.numbers("matches", "image"), collection.numbers("matches", "caption"), strict=True)
+        return {(str(ids[int(image)]), str(texts[int(caption)])) for image, caption in pairs}
+
+    def compare_captions(self) -> None:
+        """Compare the captions with the model: all acknowledged ones, and nothing that nobody wrote."""
+        found = self._captions() - self.imported
+        if missing := self.model.captions - found:
+            raise DifferenceError(f"captions are lost: {missing}")
+        if more := found - self.model.captions - self.model.in_doubt:
+            raise DifferenceError(f"captions that nobody wrote: {more}")
+
+
+def soak(work: Path, seconds: float, seed: int, rounds: int | None = None) -> Soak:
+    """Run rounds for some time, or a number of them."""
+    trial, end, number = Soak(work, seed), time.monotonic() + seconds, 0
+    while time.monotonic() < end and (rounds is None or number < rounds):
+        trial.round()
+        number += 1
+    trial.done["rounds"] = number
+    return trial
+
+
+def main() -> None:
+    """Run for the given time; the exit code is 1 at the first difference."""
+    given = [float(word) for word in sys.argv[1:3]]
+    seconds, seed = (*given, *(600.0, float(time.time_ns() % 10**6))[len(given) :])
+    work = Path(tempfile.mkdtemp(prefix="soak-"))
+    print(f"{seconds:g} seconds in {work}, seed {seed:.0f}", flush=True)
+    try:
+        trial = soak(work, seconds, int(seed))
+    except DifferenceError as difference:
+        print(f"DIFFERENCE: {difference}\nwhat it looked like: {work}")
+        sys.exit(1)
+    kills = ", ".join(f"{count} of {name}" for name, count in sorted(trial.kills.items()))
+    done = ", ".join(f"{count} {name}" for name, count in sorted(trial.done.items()))
+    print(f"{trial.kills.total()} kills ({kills}); to their end: {done}")
+    print(f"{trial.contents} pictures, {len(trial.model.captions)} captions acknowledged; 0 differences")
+    shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
