@@ -177,6 +177,7 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
     inputs = tmp_path / "other" / "inputs" / "inputs.json"
     content = json.loads((tmp_path / "one" / "inputs" / "inputs.json").read_text())
     inputs.write_text(json.dumps({**content, "images": {**content["images"], "parts": "grid"}}))
+    inputs.with_name("checksums.json").unlink()
     with pytest.raises(UserError, match=r"has other images as input than .* one vector, and matchers of regions"):
         run("ensemble", stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}")
     assert evaluate_retrieval(matcher, inputs_of_both, pairing, alone=True, depth=0).alone == report.alone
