@@ -42,11 +42,11 @@ def mixture(count: int, seed: int) -> Floats:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
 
 
-def large_mixture(count: int, seed: int) -> Floats:
+def large_mixture(count: int, seed: int, dim: int = DIM) -> Floats:
     fixed, random = np.random.default_rng(0), np.random.default_rng(seed)
-    centres, turn = fixed.normal(size=(GROUPS, INNER_DIM)), fixed.normal(size=(INNER_DIM, DIM)).astype(np.float32)
+    centres, turn = fixed.normal(size=(GROUPS, INNER_DIM)), fixed.normal(size=(INNER_DIM, dim)).astype(np.float32)
     inner = centres[random.integers(GROUPS, size=count)] + 0.7 * random.normal(size=(count, INNER_DIM))
-    noise = random.normal(size=(count, DIM)).astype(np.float32)
+    noise = random.standard_normal(size=(count, dim), dtype=np.float32)
     vectors = inner.astype(np.float32) @ turn + np.float32(0.3 * INNER_DIM**0.5) * noise
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
 

@@ -26,6 +26,7 @@ from calligram.recipes.parts.run import train_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.vectors import mapped
 from calligram.serve.guard import COOKIE_NAME, cookie_value
 from calligram.serve.server import LibraryServer
 from calligram.serve.settings import Address, ServerSettings
@@ -190,6 +191,28 @@ def copies_served(copies: Path) -> Iterator[Served]:
     """The server of that library."""
     with _serving(copies / "library") as url, _client(url) as client:
         yield Served(url, client)
+
+
+@pytest.fixture(scope="session")
+def approximate_served(
+    served_run: Path, made_once: Callable[[str, Callable[[Path], object]], Path]
+) -> Iterator[Served]:
+    """The server of a library that is searched approximately, as if it were large."""
+
+    def index(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mapped, "MAPPED_ROWS", 10)
+            index_source(LibraryMatchers.load(served_run / "run"), served_run / "scenes", folder / "library")
+
+    with _serving(made_once("approximate", index) / "library") as url, _client(url) as client:
+        yield Served(url, client)
+
+
+@pytest.fixture
+def approximate_page(browser, approximate_served):
+    """A page for it."""
+    with _watched(browser, approximate_served.url) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
 import unicodedata
 
 import numpy as np
@@ -111,6 +114,53 @@ def test_vectors_may_be_kept_by_milvus(models, photos, tmp_path, photograph, by_
     assert len(library.images) == len(library) == 12
     with pytest.raises(UserError, match="add --rebuild to move them"):
         index_source(models, photos, out, engine="milvus://elsewhere:19530")
+
+
+def test_a_searcher_over_milvus_finds_what_one_over_files_finds(models, photos, tmp_path, indexed):
+    engine = f"milvus:{tmp_path / 'milvus.db'}"
+    index_source(models, photos, tmp_path / "elsewhere", engine=engine)
+    files, server = Searcher.open(indexed), Searcher.open(tmp_path / "elsewhere", index=engine)
+
+    def hits(searcher: Searcher, *search: object, **options: object) -> tuple[list[str], list[float]]:
+        found = searcher.images(*search, all=True, **options).hits
+        return [str(hit.path) for hit in found], [hit.score for hit in found]
+
+    for query in ("a red disc", "snow", "photo 3", Image.open(photos / "photo_0.jpg")):
+        for where in (None, "year >= 2014", "folder = 'trip' and width < 100"):
+            ours, theirs = (hits(searcher, query, 5, where=where) for searcher in (files, server))
+            assert ours[0] == theirs[0]
+            np.testing.assert_allclose(ours[1], theirs[1], atol=1e-3)  # files hold half precision
+    assert server.images("snow", exact=True).recall is None
+
+
+def test_a_writer_that_is_killed_before_its_commit_leaves_nothing_in_milvus(
+    models, small_run, photos, tmp_path, photograph
+):
+    out, engine = tmp_path / "library", f"milvus:{tmp_path / 'milvus.db'}"
+    new = photograph(tmp_path / "new.jpg", 30)
+    # One process at a time may open the file of an embedded Milvus, so the other one does everything before the kill.
+    script = f"""
+import os, shutil, signal
+from pathlib import Path
+from calligram.search.indexing import run, writer
+from calligram.search.library.matchers import LibraryMatchers
+models, photos, out = LibraryMatchers.load({str(small_run)!r}), Path({str(photos)!r}), Path({str(out)!r})
+run.index_source(models, photos, out, engine={engine!r})
+shutil.copy({str(new)!r}, photos / "new.jpg")
+(photos / "photo_0.jpg").unlink()
+writer.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+run.index_source(models, photos, out, engine={engine!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+    journal = out / "1" / "pending.json"
+    assert journal.is_file()
+    assert len(Library.open(out, index=engine).images) == 13  # the new vector is there, and no item has it
+    (photos / "new.jpg").unlink()
+    index_source(models, photos, out, engine=engine)
+    library = Library.open(out, index=engine)
+    assert len(library) == len(library.images) == 11
+    assert not journal.exists()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,15 @@ def test_a_text_finds_pictures_in_order_with_times(served):
     assert answer.json()["milliseconds"].keys() == stages.keys()
 
 
+def test_an_approximate_answer_says_so_with_its_recall_and_an_exact_one_does_not(served, approximate_served):
+    def recall(server, **terms):
+        return server.client.get("/api/search", params={"q": "a boat", **terms}).json()["recall"]
+
+    assert 0.9 < recall(approximate_served) <= 1
+    assert recall(approximate_served, exact=True) is None
+    assert recall(served) is None
+
+
 def test_a_second_stage_reports_its_depth_and_accepts_a_budget(served, attending, attending_folder):
     def asked(client, **more):
         answer = client.get("/api/search", params={"q": "a dog", "k": 5, "all": True, "hybrid": False, **more})

@@ -57,6 +57,27 @@ def test_a_search_is_in_the_address_and_in_the_history(page, served):
     assert page.title() == "a boat · Calligram"
 
 
+def test_the_page_says_that_a_search_is_approximate_and_can_compare_all(approximate_page, approximate_served):
+    page = approximate_page
+    measured = approximate_served.client.get("/api/search", params={"q": "a boat"}).json()["recall"]
+    search(page, approximate_served, "a boat")
+    assert f"approximate: finds {100 * measured:.1f}% of the ten nearest" in page.inner_text("#status")
+    page.click("#exactness")
+    page.wait_for_url("**exact=1*")
+    page.wait_for_selector("#status:has-text('all compared')")
+    page.reload()
+    page.wait_for_selector("#status:has-text('all compared')")
+    page.click("#exactness")
+    page.wait_for_selector("#status:has-text('approximate')")
+    assert "exact" not in page.url
+
+
+def test_the_page_of_a_small_library_says_nothing_of_it(page, served):
+    search(page, served, "a boat")
+    assert "approximate" not in page.inner_text("#status")
+    assert page.locator("#exactness").count() == 0
+
+
 def test_text_typed_before_the_page_is_ready_stays(page, served):
     page.route("**/api/stats", lambda route: (page.wait_for_timeout(300), route.continue_()))
     page.goto(served.url)

@@ -27,7 +27,7 @@ from calligram.search.indexing.sources import PictureFacts, PictureSource, Scann
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, write_manifest
 from calligram.search.library.matchers import MatcherEncoder
-from calligram.search.library.tables import INDEXES, PendingChanges, Tables, open_indexes
+from calligram.search.library.tables import INDEXES, Tables, open_changes, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
 from calligram.search.vectors.index import Index
 from calligram.search.vectors.table_files import table_records
@@ -77,7 +77,7 @@ class LibraryWriter:
         self.tables = Tables.write(self.generation_folder / "tables", manifest.versions, manifest.files)
         self.kinds = dict(columns.LIBRARY_COLUMNS) | dict(manifest.kinds)
         self.images, self.captions = open_indexes(self.generation_folder, manifest, writing=True)
-        self.pending = PendingChanges(self.generation_folder, manifest)
+        self.pending = open_changes(self.generation_folder, manifest)
         self.pending.undo(self.images, self._present)
         self.written: set[str] = set()
         """ids of the items that this writer has written"""

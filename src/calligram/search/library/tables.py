@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from calligram.errors import UserError
-from calligram.files import replace_json
 from calligram.search.library.manifest import Manifest, check_address
 from calligram.search.library.word_lists import (
     MAX_LISTED_ITEMS,
@@ -25,6 +23,9 @@ from calligram.search.library.word_lists import (
 from calligram.search.vectors.index import Index
 from calligram.search.vectors.lance import any_of, compact, connect, drop_table_versions
 from calligram.search.vectors.table_files import open_table, unreadable
+
+if TYPE_CHECKING:
+    from calligram.search.vectors.milvus import PendingChanges
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "items": pa.schema(
@@ -325,48 +326,27 @@ def empty_indexes(generation: Path, manifest: Manifest, given: str | None) -> No
             index.remove(batch.column("id").to_pylist())
 
 
-class PendingChanges:
-    """A journal of changes to an index without versions, so that they can be undone after a kill.
-
-    With versions there is nothing to do, because the manifest names the valid one. Without versions, vectors are added
-    before the commit and removed after it. After a kill, ids of the journal that the items table does not have are
-    removed from the index.
-    """
-
-    def __init__(self, generation: Path, manifest: Manifest) -> None:
-        self._file = generation / "pending.json"
-        self._needed = manifest.index is not None
-        self._later: list[str] = []
+class DirectChanges:
+    """Changes to an index with versions: the manifest names the valid one, so nothing has to be undone."""
 
     def note(self, ids: Sequence[str]) -> None:
-        """Write to the journal which ids are about to change."""
-        if self._needed and ids:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            replace_json(self._file, sorted({*self._noted(), *ids}))
-
-    def _noted(self) -> list[str]:
-        found: list[str] = json.loads(self._file.read_text(encoding="utf-8")) if self._file.is_file() else []
-        return found
+        """Nothing has to be noted."""
 
     def remove(self, index: Index, ids: Sequence[str]) -> None:
-        """Remove items from the index: now with versions, else after the commit."""
-        if self._needed:
-            self.note(ids)
-            self._later += ids
-        else:
-            index.remove(ids)
+        """Remove items from the index."""
+        index.remove(ids)
 
     def done(self, index: Index) -> None:
-        """Finish the removals and delete the journal; called after the commit."""
-        if self._needed:
-            if self._later:
-                index.remove(self._later)
-            self._later = []
-            self._file.unlink(missing_ok=True)
+        """Nothing is left to do after a commit."""
 
     def undo(self, index: Index, present: Callable[[Sequence[str]], set[str]]) -> None:
-        """Remove the vectors that a run added before it was killed."""
-        noted = self._noted() if self._needed else []
-        if noted:
-            index.remove(sorted(set(noted) - present(noted)))
-            self._file.unlink()
+        """Nothing has to be undone."""
+
+
+def open_changes(generation: Path, manifest: Manifest) -> DirectChanges | PendingChanges:
+    """What a writer needs to change the index of a library so that a kill loses nothing."""
+    if manifest.index is None:
+        return DirectChanges()
+    from calligram.search.vectors.milvus import PendingChanges
+
+    return PendingChanges(generation / "pending.json")

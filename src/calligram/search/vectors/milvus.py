@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -14,10 +16,11 @@ from numpy.typing import NDArray
 
 from calligram.errors import UserError
 from calligram.extras import require
+from calligram.files import replace_json
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import checked_ids, stored_columns
 from calligram.search.filters.conditions import LIKE_SUBSTITUTES, Condition, milvus_literal, substituted_name, to_milvus
-from calligram.search.vectors.index import VectorHit
+from calligram.search.vectors.index import Index, VectorHit
 from calligram.vectors import checked_unit_rows
 
 Structure = Literal["FLAT", "HNSW"]
@@ -280,6 +283,49 @@ class MilvusIndex:
 
     def _requests(self) -> Any:
         return connected(self._address)
+
+
+class PendingChanges:
+    """A journal of changes to an index without versions, so that they can be undone after a kill.
+
+    Vectors are added before the commit of the library and removed after it. After a kill, ids of the journal that the
+    library does not have are removed from the index.
+
+    Args:
+        file: of the journal, in the library's folder.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._later: list[str] = []
+
+    def note(self, ids: Sequence[str]) -> None:
+        """Write to the journal which ids are about to change."""
+        if ids:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(self._file, sorted({*self._noted(), *ids}))
+
+    def _noted(self) -> list[str]:
+        found: list[str] = json.loads(self._file.read_text(encoding="utf-8")) if self._file.is_file() else []
+        return found
+
+    def remove(self, index: Index, ids: Sequence[str]) -> None:
+        """Remove items from the index after the commit."""
+        self.note(ids)
+        self._later += ids
+
+    def done(self, index: Index) -> None:
+        """Finish the removals and delete the journal; called after the commit."""
+        if self._later:
+            index.remove(self._later)
+        self._later = []
+        self._file.unlink(missing_ok=True)
+
+    def undo(self, index: Index, present: Callable[[Sequence[str]], set[str]]) -> None:
+        """Remove the vectors that a run added before it was killed."""
+        if noted := self._noted():
+            index.remove(sorted(set(noted) - present(noted)))
+            self._file.unlink()
 
 
 def fields_of(columns: pa.Table, rows: int) -> list[dict[str, Any]]:

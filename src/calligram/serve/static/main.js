@@ -155,7 +155,7 @@ function drawFound() {
   const all = state.find === "captions" ? about.stats.captions : about.stats.items;
   const compared = found.depth ? `, ${number(found.depth)} of ${number(all ?? found.depth)} reranked` : "";
   $("status").replaceChildren(...(isQuery(state)
-    ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`]
+    ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`, ...exactness()]
     : [narrowed() ? "Pictures that satisfy the filters" : "A sample of the library"]));
   if (!hits.length && below) {
     say("No good match", `Nothing in the library matches your description well. ${several(below, one, many)} came nearest.`,
@@ -166,6 +166,15 @@ function drawFound() {
   drawMore(many);
   const open = state.item;
   if (open) openItem(open);
+}
+
+// A large library is searched approximately; what that costs was measured when it was indexed.
+function exactness() {
+  const change = (exact, label) => h("button", { type: "button", class: "plain", id: "exactness", onclick: () => go({ exact }) }, label);
+  if (typeof found.recall === "number") {
+    return [`, approximate: finds ${(100 * found.recall).toFixed(1)}% of the ten nearest `, change(true, "Compare all")];
+  }
+  return state.exact ? [", all compared ", change(false, "Search faster")] : [];
 }
 
 function sayNothing(many) {

@@ -15,6 +15,7 @@ export function read(address = location.search) {
   [state.since, state.until] = [day("since"), day("until")];
   state.find = given.get("find") === "captions" ? "captions" : "images";
   state.all = given.get("all") === "1";
+  state.exact = given.get("exact") === "1";
   state.picture = given.get("picture");
   state.item = given.get("item");
   return state;
@@ -31,6 +32,7 @@ export function write(state) {
   for (const name of ["since", "until"]) if (state[name]) out.set(name, state[name]);
   if (state.find !== "images") out.set("find", state.find);
   if (state.all) out.set("all", "1");
+  if (state.exact) out.set("exact", "1");
   if (state.picture) out.set("picture", state.picture);
   if (state.item) out.set("item", state.item);
   return `?${out}`;
@@ -81,5 +83,6 @@ export function terms(state, k, kinds) {
   out.set("find", state.find);
   out.set("k", k);
   if (state.all) out.set("all", "true");
+  if (state.exact) out.set("exact", "true");
   return out;
 }
