@@ -71,6 +71,8 @@ def test_a_folder_is_indexed_updated_and_forgotten(here, calligram):
     (here / "photos" / "1.jpg").unlink()
     printed = calligram("index", "run", "photos", "--out", "library")
     assert "1 renamed, 1 gone, 1 unusable as before, 7 unchanged" in printed
+    listed = calligram("forget", "library", "photos", "--where", "name = '2.jpg'", "--dry-run")
+    assert listed == f"{here / 'photos' / '2.jpg'}\n1 pictures would be forgotten\n"
     assert calligram("forget", "library", "photos", "--where", "name = '2.jpg'") == "1 pictures forgotten\n"
     assert calligram("forget", "library", "photos/zero.jpg", "--where", "name = '2.jpg'") == "0 pictures forgotten\n"
     assert calligram("forget", "library", "photos/zero.jpg") == "1 pictures forgotten\n"

@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+from calligram.cli.train import given_settings
 
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -15,6 +18,29 @@ def test_training_writes_a_run_and_prints_the_next_command(trained):
     assert {"run.json", "matcher.json", "inputs", "best.safetensors", "metrics.jsonl", "curves.png"} <= {
         f.name for f in out.iterdir()
     }
+
+
+def test_a_run_is_resumed_with_its_settings_and_described(trained, tiny, calligram):
+    out, _ = trained
+    done = calligram("train", "vse", tiny.folder, "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    refused = calligram("train", "vse", tiny.folder, "--out", out, "--resume", "--set", "dim=16")
+    assert refused.returncode == 2
+    printed = calligram("info", out).stdout
+    assert "run of preset vse on collection" in printed
+    assert "best of 2 epochs on dev: rsum" in printed
+    assert "complete after" in printed
+
+
+def test_the_settings_of_a_command_are_found():
+    command = "calligram train vse 'my photos' --out run --set dim=64 --set=batch=8 --config own.toml"
+    assert given_settings(command) == (["dim=64", "batch=8"], Path("own.toml"))
+    assert given_settings("") == ([], None)
+
+
+def test_settings_are_shown_with_their_values(calligram):
+    printed = " ".join(calligram("show", "vse").stdout.split())
+    assert "(linear, paper, release)" in printed
 
 
 def test_a_stopped_training_prints_how_to_continue(tiny, small, tmp_path):

@@ -111,7 +111,7 @@ def _print_line(line: str) -> None:
 
 
 def info(
-    collection: Annotated[Path, typer.Argument(help="Folder of a collection or of a library.")],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection, of a library or of a run.")],
     sheet: Annotated[
         Path | None, typer.Option(help="File for a sheet of sample images; the default is COLLECTION/sheet.png.")
     ] = None,
@@ -127,7 +127,8 @@ def info(
 ) -> None:
     """Show the counts, splits, caption lengths and problems of a collection, and draw a sheet of sample images.
 
-    Of a library, show the counts, the matcher and the kind of search. A place is a position of the camera, rounded to a
+    Of a library, show the counts, the matcher and the kind of search. Of a run, show its preset, its command and the
+    best epoch. A place is a position of the camera, rounded to a
     tenth of a degree.
     """
     from calligram.search.library.manifest import MANIFEST, read_manifest
@@ -144,7 +145,15 @@ def info(
     from calligram.data.collection import Collection
     from calligram.data.summary import sample_sheet, summarise_collection
 
-    opened = Collection.open(collection)
+    try:
+        opened = Collection.open(collection)
+    except UserError:
+        from calligram.models.catalog import RUN_FILE
+
+        if not (collection / RUN_FILE).is_file():
+            raise
+        _print_run(collection)
+        return
     for line in summarise_collection(opened).lines():
         console.print(line)
     target = sheet or collection / "sheet.png"
@@ -154,6 +163,24 @@ def info(
         for row in opened.table("problems").to_pylist():
             what = "skipped" if row["skipped"] else "kept"
             console.print(f"{what}: {row['kind']}: {row['item']} {row['detail']}")
+
+
+def _print_run(folder: Path) -> None:
+    """Print what a run trained, and how far it is."""
+    from calligram.training.runs import Run
+
+    run = Run(folder)
+    about = run.about
+    console.print(f"run of preset {about.get('preset')} on collection {about.get('collection')}", soft_wrap=True)
+    console.print(f"command: {about.get('command')}", soft_wrap=True)
+    epochs = [row for row in run.metrics() if "dev" in row]
+    if epochs:
+        name = "rsum" if "rsum" in epochs[0]["dev"] else "r1"
+        best = max(epochs, key=lambda row: row["dev"].get(name, 0.0))
+        measured = "rsum" if name == "rsum" else "localization R@1"
+        console.print(f"best of {len(epochs)} epochs on dev: {measured} {best['dev'][name]:.1f}, step {best['step']}")
+    state = f"complete after {about.get('seconds', 0):.0f} s" if run.complete else "not complete; --resume continues it"
+    console.print(f"{state}; {about.get('device')}", soft_wrap=True)
 
 
 def _print_counts(library: Path, by: CountGrouping, as_json: bool, engine: str | None) -> None:

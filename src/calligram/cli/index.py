@@ -133,6 +133,7 @@ def forget(
     what: Annotated[list[str] | None, typer.Argument(help="Ids of items, or paths of pictures or folders.")] = None,
     where: Annotated[str | None, typer.Option(help="A condition, such as 'year < 2010'.")] = None,
     gone: Annotated[bool, typer.Option(help="Pictures whose files no longer exist.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the pictures, and delete nothing.")] = False,
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
     ] = None,
@@ -146,5 +147,11 @@ def forget(
     """
     from calligram.search.indexing.forget import forget_items
 
-    count = forget_items(library, what or [], where=where, gone=gone, index=engine, track=progress_bar)
-    console.print(f"{count:,} pictures forgotten")
+    def show(path: str) -> None:
+        if dry_run:
+            console.print(path, soft_wrap=True)
+
+    count = forget_items(
+        library, what or [], where=where, gone=gone, index=engine, dry_run=dry_run, report=show, track=progress_bar
+    )
+    console.print(f"{count:,} pictures would be forgotten" if dry_run else f"{count:,} pictures forgotten")

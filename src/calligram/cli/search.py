@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.selection import SavedSearch
 
 
+PIPE_WIDTH = 10_000
+"""columns of a table that another program reads, so that a path stays on one line"""
+
+
 def search(
     library: Annotated[Path, typer.Argument(help="Folder of a library.")],
     query: Annotated[
@@ -232,7 +236,7 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     for hit in results.hits:
         shown = [hit.text or hit.path, names.get(hit.id)]
         table.add_row(str(hit.rank), f"{hit.score:.3f}", " ".join(filter(None, shown)))
-    console.print(table)
+    console.print(table, width=None if console.is_terminal else PIPE_WIDTH)
     if results.below_cutoff:
         console.print(_more(results))
     if results.depth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.table import Table
@@ -23,12 +23,15 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; --set has priority.")] = None,
-    resume: Annotated[bool, typer.Option(help="Continue the run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Continue the run in --out. Without --set and --config, with the same settings.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
     """Train a matcher. The run folder gets the settings, metrics, curves, the best matcher and the last state."""
     from calligram.data.collection import Collection
     from calligram.device import Processes, device_named
+    from calligram.models.catalog import RUN_FILE
     from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext, run_preset
@@ -38,6 +41,8 @@ def train(
         check_state(out)
     drawn = Run(out).complete and (out / "curves.png").is_file()
     chosen = find_preset(preset)
+    if resume and not set_ and config is None and (out / RUN_FILE).is_file():
+        set_, config = given_settings(str(Run(out).about.get("command", "")))
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
     context = RunContext(device_named(device), processes, progress_bar)
@@ -76,6 +81,21 @@ def check_state(run: Path) -> None:
     if not re.fullmatch(r"\d+", name) or not (pointer.parent / name / "position.json").is_file():
         raise UserError(f"{pointer} is damaged (it names no state); {mends}")
     check_listed(pointer.parent / name, None, mends)
+
+
+def given_settings(started_by: str) -> tuple[list[str], Path | None]:
+    """Return the values of --set and --config in the command that started a run.
+
+    >>> given_settings("calligram train vse photos --out run --set dim=64 --set=batch=8")
+    (['dim=64', 'batch=8'], None)
+    """
+    found: dict[str, list[str]] = {"--set": [], "--config": []}
+    words = iter(shlex.split(started_by))
+    for word in words:
+        option, equals, value = word.partition("=")
+        if option in found:
+            found[option].append(value if equals else next(words, ""))
+    return found["--set"], Path(found["--config"][-1]) if found["--config"] else None
 
 
 def list_() -> None:
@@ -127,11 +147,24 @@ def show(
         table.add_column(heading)
     for setting in found:
         value = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else str(setting.default)
-        table.add_row(setting.key, value or "''", setting.description)
+        accepted = accepted_values(setting.type)
+        table.add_row(setting.key, value or "''", f"{setting.description}{accepted and f' ({accepted})'}")
     console.print(table)
     hidden = len(shown_settings(settings, defaults, rare=True)) - len(found)
     if hidden:
         console.print(f"{hidden} further settings: calligram show {preset} --all")
+
+
+def accepted_values(kind: Any) -> str:
+    """Return the values of a setting that has few of them; empty for other settings.
+
+    >>> accepted_values(Literal["one", "flip"]), accepted_values(bool), accepted_values(int)
+    ('one, flip', 'true, false', '')
+    """
+    each = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    if get_origin(each) is Literal:
+        return ", ".join(map(str, get_args(each)))
+    return "true, false" if each is bool else ""
 
 
 def copy(

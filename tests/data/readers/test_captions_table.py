@@ -29,6 +29,13 @@ def test_only_the_contradictory_cell_is_skipped_not_the_column(tmp_path, picture
     assert all(r["skipped"] for r in found)
 
 
+def test_a_table_of_a_spreadsheet_may_have_semicolons(tmp_path, pictures, importer) -> None:
+    rows = ('a.png;"one; two"', "b.png;three, four", 'c.png;an "open', "d.png;x")
+    table(tmp_path / "in", pictures, "file;caption", *rows)
+    made = importer("folder", tmp_path / "in")
+    assert {"one; two", "three, four", "x"} <= set(made.collection.column("captions", "text"))
+
+
 @pytest.mark.parametrize("third", ["Ann", "Cy"])
 def test_a_column_that_differs_in_half_of_the_images_becomes_caption_metadata(
     tmp_path, pictures, importer, third

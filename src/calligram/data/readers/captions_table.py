@@ -113,7 +113,7 @@ def _json_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int,
 
 
 def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int, TableCells]]:
-    comma = "\t" if path.suffix.lower() == ".tsv" else ","
+    comma = "\t" if path.suffix.lower() == ".tsv" else _separator(text)
     lines = _split_cells(text, comma, path, problems)
     header = next(lines, (0, []))[1]
     if len(set(header)) < len(header) or not header:
@@ -132,6 +132,12 @@ def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple
         yield number, dict(zip(header, cells, strict=True))
 
 
+def _separator(text: str) -> str:
+    """Return the separator of a ``.csv`` by its first line: spreadsheets write semicolons where commas are decimal."""
+    first = text.lstrip().partition("\n")[0]
+    return ";" if ";" in first and "," not in first else ","
+
+
 def _split_cells(text: str, comma: str, path: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
     if comma == "\t":
         # In a .tsv, quotes have no special meaning. Captions may start or end with a quote.
@@ -140,18 +146,18 @@ def _split_cells(text: str, comma: str, path: Path, problems: Problems) -> Itera
         )
         return
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
         rows = [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error:
         # After an unbalanced quote, read line by line, so that one line is lost and not the rest of the file.
-        rows = list(_line_by_line(text, path, problems))
+        rows = list(_line_by_line(text, comma, path, problems))
     yield from rows
 
 
-def _line_by_line(text: str, path: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
+def _line_by_line(text: str, comma: str, path: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            yield from ((number, cells) for cells in csv.reader([line], strict=True) if cells)
+            yield from ((number, cells) for cells in csv.reader([line], delimiter=comma, strict=True) if cells)
         except csv.Error as error:
             problems.skip("unreadable row", f"{path.name} line {number}", str(error))
 

@@ -33,6 +33,7 @@ from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import (
     architecture_config,
     describe_architecture,
+    look_for_hub,
     quiet_transformers,
     run_with_compiled_layers,
     transformer_layers,
@@ -76,6 +77,7 @@ class Backbone(nn.Module):
         """Load trained weights from a folder or by a hub name, in float32."""
         from transformers import AutoConfig
 
+        look_for_hub(name)
         try:
             config = AutoConfig.from_pretrained(name)
             with quiet_transformers():
@@ -261,6 +263,7 @@ def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> Pixe
     elif not Path(name).exists():
         from transformers import AutoImageProcessor
 
+        look_for_hub(name)
         try:
             content = AutoImageProcessor.from_pretrained(name).to_dict()
         except (OSError, ValueError, ImportError):

@@ -29,6 +29,7 @@ from calligram.features.transformers_models import (
     describe_architecture,
     load_model,
     loading_error,
+    look_for_hub,
     quiet_transformers,
     run_with_compiled_layers,
 )
@@ -59,6 +60,7 @@ class TextEncoder(nn.Module):
         """Load trained weights from a folder or by a hub name, in float32."""
         from transformers import AutoConfig, AutoModel
 
+        look_for_hub(name)
         try:
             config = AutoConfig.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calligram.features.inputs import TextInput
 from calligram.features.texts.vocabulary import TokenRows
-from calligram.features.transformers_models import loading_error
+from calligram.features.transformers_models import loading_error, look_for_hub
 from calligram.progress import Track, silent
 
 TOKENIZER_FOLDER = "tokenizer"
@@ -36,6 +36,7 @@ class WordPieces(TextInput):
         """Load a tokenizer from a folder or by a hub name; its own length limit applies too."""
         from transformers import AutoTokenizer
 
+        look_for_hub(name)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:

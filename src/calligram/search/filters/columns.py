@@ -33,6 +33,8 @@ EXIF_COLUMNS: Mapping[str, ColumnKind] = {
     "longitude": "number",
 }
 """columns from the EXIF data of a picture; a column of the source with the same name replaces them"""
+DATE_COLUMNS = frozenset({"taken"})
+"""columns of text that hold dates in ISO order"""
 LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {**FILE_COLUMNS, **EXIF_COLUMNS}
 """columns that every library has"""
 ARROW_TYPES: Mapping[ColumnKind, str] = {"number": "float64", "text": "string", "flag": "bool"}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, NoReturn, cast
 
 from calligram.errors import UserError, unknown
-from calligram.search.filters.columns import ColumnKind
+from calligram.search.filters.columns import DATE_COLUMNS, ColumnKind
 from calligram.search.filters.conditions import (
     Both,
     Comparison,
@@ -44,6 +44,8 @@ MAX_DEPTH = 15
 END_TOKEN = "end"
 
 RESERVED_WORDS = frozenset({"and", "or", "not", "in", "is", "missing", "true", "false"})
+DATE = re.compile(r"\d{4}(-\d{2}(-\d{2}([T ].*)?)?)?")
+"""a date, or the start of one, in ISO order"""
 TOKEN_PATTERN = re.compile(
     r"""\s*(?:
     (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
@@ -183,6 +185,8 @@ class ConditionParser:
         if self.kinds[column] == "flag" and sign.text not in ("=", "!="):
             self.refuse(f"column {column!r} holds true or false; use '=', '!=' or 'in'")
         self.next += 1
+        if column in DATE_COLUMNS and "=" != sign.text != "!=" and not DATE.fullmatch(self.tokens[self.next].text):
+            self.refuse(f"column {column!r} holds dates; give a year, a month or a day: 2015, 2015-05 or 2015-05-31")
         return Comparison(column, cast(Sign, sign.text), self.value(column))
 
     def values(self, column: str) -> tuple[Operand, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ def forget_items(
     where: str | None = None,
     gone: bool = False,
     index: str | None = None,
+    dry_run: bool = False,
+    report: Callable[[str], None] = lambda path: None,
     track: Track = silent,
 ) -> int:
     """Delete the items that satisfy all given criteria, with their vectors, thumbnails, parts and captions.
@@ -54,6 +56,8 @@ def forget_items(
         where: a condition on columns.
         gone: items whose file is no longer there.
         index: address of the vectors, if they are not in the library's folder.
+        dry_run: find the items, and delete nothing.
+        report: called with the path of each item.
         track: shows progress.
     """
     if not names and where is None and not gone:
@@ -64,7 +68,10 @@ def forget_items(
         check_address(library, manifest, index)
         writer = LibraryWriter(library, manifest)
         rows = _chosen(writer, manifest, names, where, gone)
-        if rows:
+        roots = {source.number: source.root for source in manifest.sources}
+        for row in rows:
+            report(os.path.join(roots[row["source"]], row["key"]))
+        if rows and not dry_run:
             _delete(writer, rows)
             writer.commit()
             writer.optimize(track, drop_old_versions=True)
