@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,14 @@ from calligram.extras import require
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.serve.server import LibraryServer, ServerProcesses
     from calligram.serve.settings import Address, ServerSettings
+
+
+class ServerLog(StrEnum):
+    """What a server logs of each request."""
+
+    none = "none"
+    requests = "requests"
+    queries = "queries"
 
 
 def serve(
@@ -62,6 +71,18 @@ def serve(
             help="Gigabytes of the vectors of a large library that stay in memory; the default is 1 for each index.",
         ),
     ] = None,
+    rate: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Requests a second of each client on another machine; costly ones count more. 0: no limit."
+        ),
+    ] = 50,
+    show_places: Annotated[
+        bool, typer.Option("--show-places", help="Show other machines where pictures were taken.")
+    ] = False,
+    log: Annotated[
+        ServerLog, typer.Option(help="A line for each request: none, requests, or queries with their texts.")
+    ] = ServerLog.none,
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
     ] = None,
@@ -90,6 +111,9 @@ def serve(
         remembered_hits=remember,
         processes=workers,
         memory_bytes=None if memory is None else int(memory * 1e9),
+        requests_per_second=rate,
+        show_places=show_places,
+        log=log.value,
     )
     with open_server(library, address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""

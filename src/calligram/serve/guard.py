@@ -7,6 +7,7 @@ import hmac
 import io
 import ipaddress
 import logging
+import re
 import secrets
 import time
 from typing import Any
@@ -23,9 +24,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from calligram.data.pictures import PICTURE_FORMATS, PictureError, decode
 from calligram.errors import UserError
-from calligram.serve.metrics import Metrics
+from calligram.serve.metrics import Metrics, RateLimits, client_of
 from calligram.serve.schema import ErrorAnswer
 from calligram.serve.settings import ServerSettings
+from calligram.text import printable
 
 log = logging.getLogger("calligram.serve")
 
@@ -33,6 +35,8 @@ COOKIE_NAME = "calligram"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 PUBLIC_PATHS = ("/api/health", "/api/login", "/api/openapi.json")
 """paths of the API that need no token"""
+PLACE_COLUMNS = ("latitude", "longitude")
+START_OF_SCAN, EXIF_SEGMENT, IPTC_SEGMENT, ORIENTATION_TAG = 0xDA, 0xE1, 0xED, 0x0112
 FORM_OVERHEAD_BYTES = 65_536
 """bytes of a form in addition to its picture"""
 SECURITY_HEADERS = {
@@ -56,9 +60,9 @@ MEDIA_TYPES = {
 class RefusedRequest(Exception):  # noqa: N818 - it is an answer, not a fault
     """A request that is answered with an error status and a reason."""
 
-    def __init__(self, status: int, reason: str):
+    def __init__(self, status: int, reason: str, retry_after: int = 0):
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status, self.reason, self.retry_after = status, reason, retry_after
 
 
 class QueueFullError(Exception):
@@ -69,15 +73,16 @@ class WorkTimeoutError(Exception):
     """The work took longer than the time limit."""
 
 
-def error_answer(status: int, reason: str, log_id: str | None = None) -> JSONResponse:
+def error_answer(status: int, reason: str, log_id: str | None = None, retry_after: int = 0) -> JSONResponse:
     """An error as JSON."""
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
+    headers = {"Retry-After": str(retry_after)} if retry_after else headers
     return JSONResponse({"error": reason, "id": log_id}, status, headers)
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The error statuses of a route for the OpenAPI description, with the statuses that every route has."""
-    return {status: {"model": ErrorAnswer} for status in (401, 403, 421, 500, *statuses)}
+    return {status: {"model": ErrorAnswer} for status in (401, 403, 421, 429, 500, *statuses)}
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -124,6 +129,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics):
         self._app, self._settings, self._metrics = app, settings, metrics
+        self._limits = RateLimits(settings.requests_per_second)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or forward it and measure its time."""
@@ -144,9 +150,12 @@ class Guard:
         self._metrics.in_flight += 1
         try:
             check_access(scope, self._settings)
+            if seconds := self._limits.wait_seconds(scope):
+                raise RefusedRequest(429, f"too many requests; try again in {seconds} seconds", seconds)
             await self._app(scope, self._limited(scope, receive), send_with_headers)
         except RefusedRequest as refusal:
-            await error_answer(refusal.status, refusal.reason)(scope, receive, send_with_headers)
+            answer = error_answer(refusal.status, refusal.reason, retry_after=refusal.retry_after)
+            await answer(scope, receive, send_with_headers)
         except Exception:
             log_id = secrets.token_hex(4)
             log.exception("request %s failed: %s %s", log_id, scope["method"], scope["path"])
@@ -156,7 +165,10 @@ class Guard:
             await error_answer(500, reason, log_id)(scope, receive, send_with_headers)
         finally:
             self._metrics.in_flight -= 1
-            self._metrics.count_answer(scope["method"], _route(scope), status, time.perf_counter() - started)
+            took = time.perf_counter() - started
+            self._metrics.count_answer(scope["method"], _route(scope), status, took)
+            if self._settings.log != "none":
+                log.info("%s", log_line(scope, status, took, queries=self._settings.log == "queries"))
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Limit the bytes of the body, whatever its header claims, and the time in which it must arrive."""
@@ -190,6 +202,13 @@ def _route(scope: Scope) -> str:
     """The pattern of the route. The path itself would make too many labels of metrics."""
     route = getattr(scope.get("route"), "path", "")
     return route if route.startswith(("/api", "/v1", "/metrics")) else "page"
+
+
+def log_line(scope: Scope, status: int, seconds: float, *, queries: bool) -> str:
+    """One line about a request. It has no token; texts of queries only if they are wanted, because they are private."""
+    asked = printable(scope.get("query_string", b"").decode("latin-1")) if queries else ""
+    path = f"{printable(scope['path'])}?{asked}" if asked else _route(scope)
+    return f"{client_of(scope) or 'local'} {scope['method']} {path} {status} {1000 * seconds:.0f} ms"
 
 
 # Access: Host, Origin and token.
@@ -303,3 +322,45 @@ def media_type(picture: bytes) -> str:
 
 def _too_many_pixels(settings: ServerSettings) -> str:
     return f"a picture may have at most {settings.upload_pixels / 1e6:g} megapixels; send a smaller one"
+
+
+# Places: where pictures were taken is shown to this machine only, unless the owner allows more.
+
+
+def sees_places(request: Request, settings: ServerSettings) -> bool:
+    """Whether the client of a request may know where pictures were taken."""
+    return settings.show_places or not client_of(request.scope)
+
+
+def refuse_places(request: Request, settings: ServerSettings, where: str) -> None:
+    """Refuse a condition on places, by which a client could find out what it may not know."""
+    if where and not sees_places(request, settings) and re.search("|".join(PLACE_COLUMNS), where, re.IGNORECASE):
+        raise RefusedRequest(403, "conditions on latitude and longitude are switched off; see --show-places")
+
+
+def without_place(picture: bytes) -> bytes:
+    """A picture file without metadata, such as the place; its pixels and its orientation stay.
+
+    A JPEG keeps its compressed pixels. Other files with metadata become a JPEG.
+    """
+    if not picture.startswith(b"\xff\xd8"):
+        marks = (b"Exif", b"EXIF", b"eXIf", b"xmpmeta", b"II*\0", b"MM\0*")
+        return _as_jpeg(decode(picture)) if any(mark in picture for mark in marks) else picture
+    kept, place = [picture[:2]], 2
+    while picture[place : place + 1] == b"\xff" and picture[place + 1] != START_OF_SCAN:
+        size = 2 + int.from_bytes(picture[place + 2 : place + 4], "big")
+        if picture[place + 1] not in (EXIF_SEGMENT, IPTC_SEGMENT):
+            kept.append(picture[place : place + size])
+        place += size
+    with Image.open(io.BytesIO(picture), formats=PICTURE_FORMATS) as opened:
+        turned = Image.Exif()
+        turned[ORIENTATION_TAG] = opened.getexif().get(ORIENTATION_TAG, 1)
+    block = turned.tobytes()
+    kept.insert(1, b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block)
+    return b"".join((*kept, picture[place:]))
+
+
+def _as_jpeg(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.convert("RGB").save(stream, "JPEG", quality=95)
+    return stream.getvalue()

@@ -1,17 +1,30 @@
-"""Counts and times of requests, in the text format of Prometheus."""
+"""Counts and times of requests, in the text format of Prometheus, and limits on the requests of each client."""
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import os
 import sys
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from starlette.types import Scope
+
 HISTOGRAM_BOUNDS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 HTTP_METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH")
+ROUTE_COSTS = {
+    "/api/search": 1.0, "/api/browse": 1.0, "/api/embed": 5.0, "/v1/embeddings": 5.0, "/api/locate": 10.0,
+    "/api/explain": 10.0, "/api/export": 25.0, "/api/suggest": 5.0, "/api/caption": 2.0,
+    "/api/clusters": 2.0, "/api/duplicates": 2.0, "/api/login": 25.0,
+}  # fmt: skip
+"""of one request, by the beginning of its path; other routes cost nothing"""
+BURST_SECONDS = 10
+"""a client that was quiet may send what it may else send in so many seconds"""
+MAX_COUNTED_CLIENTS = 10_000
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -91,3 +104,45 @@ def _memory() -> dict[str, float]:
         return {}
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return {"resident_memory_bytes": pages * 4096.0}
+
+
+# Rates: costly routes for each client.
+
+
+def client_of(scope: Scope) -> str:
+    """The address of a client on another machine; empty for this machine. Of IPv6, the network of a household."""
+    host = (scope.get("client") or ("",))[0]
+    forwarded = {b"forwarded", b"x-forwarded-for"} & {name for name, _ in scope.get("headers", ())}
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host if forwarded else ""
+    if address.is_loopback:
+        return host if forwarded else ""  # a proxy on this machine, which other machines use
+    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host
+
+
+class RateLimits:
+    """How much each client may ask for: a bucket of tokens that fills with time. Only the event loop uses it."""
+
+    def __init__(self, per_second: float) -> None:
+        """Args:
+        per_second: cost of requests that a client may send for long; 0 for no limit.
+        """
+        self._rate, self._most = per_second, BURST_SECONDS * per_second
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """tokens that a client has left, and when"""
+
+    def wait_seconds(self, scope: Scope) -> int:
+        """Count a request; returns 0, or after how many seconds its client may try again."""
+        cost = next((cost for path, cost in ROUTE_COSTS.items() if scope["path"].startswith(path)), 0.0)
+        client = client_of(scope)
+        if not (self._rate and cost and client):
+            return 0
+        now = time.monotonic()
+        left, then = self._buckets.pop(client, (self._most, now))
+        left = min(self._most, left + self._rate * (now - then))
+        self._buckets[client] = (left - cost if left >= cost else left), now
+        while len(self._buckets) > MAX_COUNTED_CLIENTS:
+            self._buckets.popitem(last=False)
+        return 0 if left >= cost else max(1, math.ceil((cost - left) / self._rate))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import multiprocessing
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -20,6 +22,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 import calligram
 from calligram.errors import UserError
@@ -38,6 +41,8 @@ BACKLOG_CONNECTIONS = 512
 MAX_CONNECTIONS = 1000
 """further connections are answered with 503, so that slow clients do not use up all memory"""
 KEEP_ALIVE_SECONDS = 15
+SLOW_CLIENT_SECONDS = 20.0
+"""for the header of a request to arrive, and for a part of an answer to be taken"""
 SHUTDOWN_SECONDS = 10
 """time to finish requests in progress after SIGTERM"""
 WATCH_SECONDS = 0.5
@@ -83,6 +88,38 @@ class QueueingServer(uvicorn.Server):
             listening.listen(BACKLOG_CONNECTIONS)
 
 
+class ImpatientProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """Closes the connections of clients that send a header, or read an answer, too slowly.
+
+    uvicorn waits for both without a limit, so a few machines could take all connections.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Start to watch a connection."""
+        super().connection_made(transport)
+        self._waits_since, self._unsent = time.monotonic(), 0
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.transport.is_closing():
+            return
+        now, unsent = time.monotonic(), self.transport.get_write_buffer_size()
+        working = self.cycle is not None and not self.cycle.response_complete
+        # With work and nothing to send, the client waits for us; when it has taken a part, its time starts again.
+        if (working and not unsent) or unsent < self._unsent:
+            self._waits_since = now
+        self._unsent = unsent
+        if now - self._waits_since > SLOW_CLIENT_SECONDS:
+            self.transport.abort()
+            return
+        self.loop.call_later(SLOW_CLIENT_SECONDS / 10, self._watch)
+
+    def on_response_complete(self) -> None:
+        """Give the client its time for the next request."""
+        super().on_response_complete()
+        self._waits_since = time.monotonic()
+
+
 class LibraryServer:
     """A server of one library. It opens its socket first, so that a taken port is reported before models are loaded."""
 
@@ -93,6 +130,7 @@ class LibraryServer:
             create_app(searcher, settings),
             log_level="warning",
             access_log=False,
+            http=ImpatientProtocol,
             server_header=False,
             # asyncio accepts so many connections at a time, and one process must not take those of the others.
             backlog=BACKLOG_CONNECTIONS if settings.processes == 1 else 1,
@@ -277,6 +315,7 @@ class ServerProcesses:
 def serve_in_process(task: ServerTask, listening: socket.socket, parent: Connection) -> None:
     """Serve a library until SIGTERM, Ctrl-C or the end of the connection to the parent process."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    log.setLevel(logging.WARNING if task.settings.log == "none" else logging.INFO)
     try:
         for name in task.code:
             import_code(name)

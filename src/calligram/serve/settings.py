@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from calligram.data.pictures import core_share
 from calligram.errors import UserError
@@ -63,6 +65,12 @@ class ServerSettings:
     """searches that may wait for a thread; further ones are refused"""
     remembered_hits: int = 100_000
     """hits of earlier searches that are kept in memory for equal requests; 0: none"""
+    requests_per_second: float = 50.0
+    """cost of requests that each client on another machine may send for long, ten times as much at once; 0: no limit"""
+    show_places: bool = False
+    """whether clients on other machines may know where pictures were taken"""
+    log: Literal["none", "requests", "queries"] = "none"
+    """requests: a line for each request, without texts of queries; queries: with them"""
     timeout_seconds: float = 30.0
     """for the body of a request to arrive, and for a search to finish"""
     refresh_seconds: float = 2.0
@@ -77,6 +85,8 @@ class ServerSettings:
         """Refuse numbers out of range and a token that is easy to guess."""
         if self.remembered_hits < 0:
             raise UserError(f"remembered hits must be at least 0, got {self.remembered_hits}")
+        if not 0 <= self.requests_per_second < math.inf:
+            raise UserError(f"requests per second must be at least 0, got {self.requests_per_second:g}")
         if self.budget_ms is not None and not 0 < self.budget_ms <= MAX_BUDGET_MS:
             raise UserError(
                 f"a budget of {self.budget_ms:g} milliseconds is out of range; "

@@ -14,7 +14,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
@@ -299,7 +299,7 @@ def export_folder(
         table, content = export.tables()
         (new / CSV_FILE).write_text(table, encoding="utf-8", newline="")
         (new / JSON_FILE).write_text(content, encoding="utf-8")
-        replace_folder(scratch, out)
+        replace_folder(scratch, out, listed=False)
     return ExportReport(len(export.records), tuple(export.problems))
 
 
@@ -353,19 +353,25 @@ class _Chunks(io.RawIOBase):
         return found
 
 
-def zip_parts(library: Library, chosen: Sequence[SelectedPicture], hidden: Collection[str] = ()) -> Iterator[bytes]:
+def zip_parts(
+    library: Library,
+    chosen: Sequence[SelectedPicture],
+    hidden: Collection[str] = (),
+    cleaned: Callable[[bytes], bytes] | None = None,
+) -> Iterator[bytes]:
     """The bytes of a zip of pictures and their table, one part for each picture, so that no more is in memory.
 
     Args:
         library: of the pictures.
         chosen: items to export.
         hidden: columns that are left out of the table.
+        cleaned: changes the bytes of each picture, such as by removing metadata.
     """
     export, stream = Exporter(library, hidden), _Chunks()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:  # pictures are compressed already
         for picture, item in export.items(chosen):
             try:
-                data = library.picture(item.id)
+                data = library.picture(item.id) if cleaned is None else cleaned(library.picture(item.id))
             except UserError as error:
                 export.problems.append((item.id, str(error)))
                 continue

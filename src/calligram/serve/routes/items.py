@@ -14,7 +14,14 @@ from calligram.errors import UserError
 from calligram.files import content_hash
 from calligram.search.library.library import Item, Library
 from calligram.search.library.video import media_type as video_type
-from calligram.serve.guard import RefusedRequest, error_responses, media_type
+from calligram.serve.guard import (
+    PLACE_COLUMNS,
+    RefusedRequest,
+    error_responses,
+    media_type,
+    sees_places,
+    without_place,
+)
 from calligram.serve.schema import Id, ItemAnswer
 from calligram.serve.service import Service, service_of
 
@@ -27,12 +34,14 @@ PICTURE_SECURITY_POLICY = "default-src 'none'; sandbox"
 
 
 @router.get("/item")
-async def item(service: CurrentService, id: ImageId) -> ItemAnswer:
+async def item(service: CurrentService, request: Request, id: ImageId) -> ItemAnswer:
     """Captions and metadata of an image."""
     found = await service.read(_or_404(lambda library: library.item(id)))
+    hidden = () if sees_places(request, service.settings) else PLACE_COLUMNS
+    metadata = {name: value for name, value in found.metadata.items() if name not in hidden}
     return ItemAnswer(
         id=found.id, name=found.name, folder=found.folder, path=None if found.path is None else str(found.path),
-        width=found.width, height=found.height, captions=list(found.captions), metadata=dict(found.metadata),
+        width=found.width, height=found.height, captions=list(found.captions), metadata=metadata,
         time=found.frame_time,
     )  # fmt: skip
 
@@ -51,12 +60,14 @@ async def image(
     id: ImageId,
     download: Annotated[bool, Query(description="Let the browser save the file instead of showing it.")] = False,
 ) -> Response:
-    """The file of an image, unchanged."""
+    """The file of an image; for clients on other machines without its metadata, which may tell places."""
 
     def read(library: Library) -> tuple[bytes, Item]:
         return library.picture(id), library.item(id)
 
     picture, found = await service.read(_or_404(read))
+    if not sees_places(request, service.settings):
+        picture = await service.read(lambda library: without_place(picture))
     kind = media_type(picture)
     # A browser must not guess the type of a file that it cannot show.
     disposition = "attachment" if download or not kind.startswith("image/") else "inline"

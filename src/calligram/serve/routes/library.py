@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.types import Receive, Scope, Send
@@ -25,7 +25,7 @@ from calligram.search.query.selection import (
     saved_searches,
     zip_parts,
 )
-from calligram.serve.guard import QueueFullError, RefusedRequest, error_responses
+from calligram.serve.guard import QueueFullError, RefusedRequest, error_responses, sees_places, without_place
 from calligram.serve.schema import BrowseAnswer, HitAnswer, Id, QueryText
 from calligram.serve.service import Service, service_of
 from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_EXPORT_BYTES, MAX_HITS, MAX_QUERY_TERMS
@@ -297,7 +297,7 @@ class ExportRequest(BaseModel):
     response_class=Response,
     responses={200: {"content": {"application/zip": {}}}, **error_responses(400, 404, 413, 422, 503)},
 )
-async def export(service: CurrentService, request: Annotated[ExportRequest, Query()]) -> Response:
+async def export(service: CurrentService, http: Request, request: Annotated[ExportRequest, Query()]) -> Response:
     """Download pictures as a zip, with a table of their ids, scores, captions and metadata."""
     ids = list(dict.fromkeys(request.id))
     if request.score and len(request.score) != len(request.id):
@@ -313,7 +313,8 @@ async def export(service: CurrentService, request: Annotated[ExportRequest, Quer
     if not service.exports.acquire(blocking=False):
         raise QueueFullError
     headers = {"Content-Disposition": 'attachment; filename="pictures.zip"', "Cache-Control": "no-store"}
-    return Download(service, zip_parts(library, chosen, HIDDEN_COLUMNS), headers)
+    cleaned = None if sees_places(http, service.settings) else without_place
+    return Download(service, zip_parts(library, chosen, HIDDEN_COLUMNS, cleaned), headers)
 
 
 class Download(StreamingResponse):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, Depends, Form, Query
+from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import Response
 from PIL import Image
 
@@ -16,7 +16,7 @@ from calligram.search.query.query import ItemId, QueryTerm, weighted_text
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import RERANK_DEPTH, TimeBudget
 from calligram.search.query.searcher import Results, Searcher
-from calligram.serve.guard import RefusedRequest, error_responses, read_upload
+from calligram.serve.guard import RefusedRequest, error_responses, read_upload, refuse_places
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
 from calligram.serve.service import SAMPLE_ITEMS, Service, service_of
 from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_HITS
@@ -27,8 +27,9 @@ CurrentService = Annotated[Service, Depends(service_of)]
 
 
 @router.get("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 422, 503))
-async def search(service: CurrentService, request: Annotated[SearchRequest, Query()]) -> Response:
+async def search(service: CurrentService, http: Request, request: Annotated[SearchRequest, Query()]) -> Response:
     """Find images or captions by texts, by items, or by both."""
+    refuse_places(http, service.settings, request.where)
 
     async def answer() -> Results:
         if request.find == "images":
@@ -43,9 +44,12 @@ async def search(service: CurrentService, request: Annotated[SearchRequest, Quer
 
 @router.post("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 408, 413, 415, 422, 503))
 async def search_by_image(
-    service: CurrentService, request: Annotated[ImageSearchRequest, Form(media_type="multipart/form-data")]
+    service: CurrentService,
+    http: Request,
+    request: Annotated[ImageSearchRequest, Form(media_type="multipart/form-data")],
 ) -> Response:
     """Find images or captions by an uploaded picture, alone or with texts."""
+    refuse_places(http, service.settings, request.where)
     content = await request.image.read()
 
     def work(searcher: Searcher) -> Results:
@@ -58,6 +62,7 @@ async def search_by_image(
 @router.get("/browse", responses=error_responses(400, 422, 503))
 async def browse(
     service: CurrentService,
+    http: Request,
     k: Annotated[int, Query(ge=1, le=MAX_HITS, description="Maximum number of images.")] = SAMPLE_ITEMS,
     where: Annotated[
         str,
@@ -65,6 +70,7 @@ async def browse(
     ] = "",
 ) -> BrowseAnswer:
     """Images without a query: a sample of the library, or images that satisfy a condition."""
+    refuse_places(http, service.settings, where)
 
     def read(library: Library) -> list[HitAnswer]:
         ids = filtered_ids(library, where, k) if where.strip() else service.overview(library).sample[:k]
