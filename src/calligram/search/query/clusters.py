@@ -42,6 +42,8 @@ MAX_CLUSTERS = 500
 DEFAULT_CLUSTERS = (4, 64)
 """fewest and most clusters if no number is given"""
 MAX_ITERATIONS = 60
+FITTED_PICTURES = 256
+"""pictures for each cluster that k-means is fitted to; more change the centres little"""
 EXAMPLES = 8
 """pictures that stand for a cluster: the nearest to its centre"""
 MAP_PICTURES = 37
@@ -177,12 +179,13 @@ def cluster_library(
 def k_means(vectors: Floats, count: int, seed: int) -> tuple[Floats, Ints]:
     """Unit centres (K, D) and the nearest centre of each unit vector, the largest cluster first.
 
-    There are fewer than ``count`` centres if there are fewer different vectors.
+    There are fewer than ``count`` centres if there are fewer different vectors. The vectors are in random order.
     """
     from sklearn.cluster import KMeans
 
     different = len(np.unique(vectors, axis=0)) if len(vectors) <= 4 * count else len(vectors)
-    fitted = KMeans(min(count, different), n_init=1, max_iter=MAX_ITERATIONS, random_state=seed).fit(vectors)
+    fitted = KMeans(min(count, different), n_init=1, max_iter=MAX_ITERATIONS, random_state=seed)
+    fitted.fit(vectors[: FITTED_PICTURES * count])
     centres = unit_rows(np.asarray(fitted.cluster_centers_, dtype=np.float32))
     labels = nearest_centres(vectors, centres)
     sizes = np.bincount(labels, minlength=len(centres))
