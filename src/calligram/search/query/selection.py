@@ -299,7 +299,7 @@ def export_folder(
         table, content = export.tables()
         (new / CSV_FILE).write_text(table, encoding="utf-8", newline="")
         (new / JSON_FILE).write_text(content, encoding="utf-8")
-        replace_folder(scratch, out, listed=False)
+        replace_folder(scratch, out, listed=False)  # people change such a folder
     return ExportReport(len(export.records), tuple(export.problems))
 
 
