@@ -48,6 +48,9 @@ def test_a_video_is_sent_whole_and_in_parts(filmed, client, served, item):
         assert picture.headers["content-type"] == "image/jpeg"
         assert picture.headers["content-disposition"].endswith("00h00m05s0.jpg")
         assert user.get("/api/video", params={"id": "unknown"}).status_code == 404
+        elsewhere = user.get("/api/video", params={"id": found["id"]}, headers={"X-Forwarded-For": "203.0.113.9"})
+        assert elsewhere.status_code == 403
+        assert "--show-places" in elsewhere.json()["error"]
     assert served.client.get("/api/video", params={"id": item}).status_code == 404
     assert served.client.get("/api/item", params={"id": item}).json()["time"] is None
 

@@ -77,8 +77,10 @@ async def image(
 
 
 @router.get("/video", response_class=Response, responses={200: {"content": {"video/*": {}}}, 206: {}, 416: {}})
-async def video(service: CurrentService, id: ImageId) -> Response:
+async def video(service: CurrentService, request: Request, id: ImageId) -> Response:
     """The video that an image is a frame of, whole or in parts (header ``Range``)."""
+    if not sees_places(request, service.settings):
+        raise RefusedRequest(403, "videos may tell places, so other machines see frames only; see --show-places")
     found = await service.read(_or_404(lambda library: library.item(id)))
     if found.frame_time is None or found.path is None:
         raise RefusedRequest(404, f"the image '{id}' is not a frame of a video")
