@@ -30,7 +30,8 @@ COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
 
 SLOW_TESTS = (
-    "cli/", "recipes/", "search/explain/", "search/indexing/", "search/test_startup.py", "serve/", "studies/",
+    "cli/", "hostile/", "recipes/", "search/explain/", "search/indexing/", "search/test_startup.py", "serve/",
+    "studies/",
     "data/test_add_captions.py::test_a_process_killed", "data/test_write_collection_kills.py",
     "features/regions/test_extract.py::test_a_killed_run",
     "features/regions/test_photographs.py", "features/test_store.py::test_an_extraction_killed",

@@ -224,6 +224,8 @@ class Soak:
                 self._judge(child, self.finish(child))
         self._judge(last := self.start("index", self.index, kill=False), self.finish(last))
         self.compare()
+        if left := [str(path) for path in self.library.rglob("*.partial")]:  # an ``index`` has just ended
+            raise DifferenceError(f"left behind: {left}")
         for _ in range(self.draw.randrange(1, 3)):
             self._forget()
         self.compare_captions()
@@ -316,8 +318,6 @@ class Soak:
             raise DifferenceError("a search has other scores")
         if everything["damage"]:
             raise DifferenceError(f"damage: {everything['damage']}")
-        if left := [str(path) for path in self.library.rglob("*.partial")]:
-            raise DifferenceError(f"left behind: {left}")
 
     def _captions(self) -> set[tuple[str, str]]:
         collection = Collection.open(self.scenes)
