@@ -34,6 +34,8 @@ LISTED_NAMES = (".safetensors", "matcher.json")
 BLOCK_BYTES = 1 << 20
 MIN_REMEMBERED_BYTES = 32 << 20
 """checking fewer bytes takes less time than writing down that they were checked"""
+MAX_CHECKED_FILES = 100_000
+"""that a process remembers; a server meets new files with every commit"""
 MIN_AGE_SECONDS = 0.1
 """a file that is younger may change again without another date"""
 
@@ -123,6 +125,8 @@ def check_files(
             found = file_record(file)
             if time.time() - about.st_mtime > MIN_AGE_SECONDS:
                 new[name] = [*stamp, found]
+                if len(_checked) >= MAX_CHECKED_FILES:
+                    _checked.clear()
                 _checked[str(file), stamp] = found
         if found not in ([accepted] if isinstance(accepted, str) else accepted):
             raise DamagedFileError(file, "its content is not what was written", todo)

@@ -8,6 +8,7 @@ import time
 import lancedb
 import pyarrow as pa
 import pytest
+from lancedb.index import BTree
 
 from calligram.checksums import DamagedFileError
 from calligram.search.indexing.repair import fragments_of
@@ -33,7 +34,7 @@ def data_files(tmp_path):
 
 def test_a_commit_lists_data_deletions_indexes_and_the_version(tmp_path, table):
     table.delete("id = '1.0'")
-    table.create_scalar_index("id")
+    table.create_index("id", config=BTree())
     found = {name.split("/")[0] for name in records(tmp_path, table)}
     assert found == {"data", "_deletions", "_indices", "_versions"}
     assert sum(name.startswith("_versions") for name in records(tmp_path, table)) == 1
