@@ -195,7 +195,7 @@ async def crowd(served: Served, captions: Sequence[str], seconds: float) -> Crow
 
 
 def crowds(library: Path, captions: Sequence[str], row: Callable[[str, float, str], Row]) -> list[Row]:
-    """Crowds in front of servers that answer each search alone, in batches, and in batches with a memory.
+    """Crowds in front of servers that answer each search alone, in batches, by two processes, and with a memory.
 
     The clients of the last server repeat a few queries, which it answers from its memory.
     """
@@ -203,6 +203,7 @@ def crowds(library: Path, captions: Sequence[str], row: Callable[[str, float, st
     for how, options, before, asked in (
         ("each search alone", ("--remember", "0"), ONE_BY_ONE, captions),
         ("searches in batches", ("--remember", "0"), "", captions),
+        ("searches in batches, 2 processes", ("--remember", "0", "--workers", "2"), "", captions),
         ("repeated searches remembered", (), "", captions[: 2 * CLIENTS]),
     ):
         served = Served(library, *options, before=before)
