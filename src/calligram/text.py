@@ -118,8 +118,17 @@ def has_every_word(query: str, texts: Iterable[str]) -> bool:
     >>> has_every_word("do", ["a dog"])
     False
     """
+    return contain_every_word(query, ["\n".join(texts)])[0]
+
+
+def contain_every_word(query: str, texts: Iterable[str]) -> list[bool]:
+    """Whether each text contains each keyword of the query, whole and in any case.
+
+    >>> contain_every_word("red Dog", ["a red dog", "a dog"])
+    [True, False]
+    """
     wanted = set(keywords(composed(query).lower()))
-    return bool(wanted) and wanted <= {word for text in texts for word in indexed_words(composed(text).lower())}
+    return [bool(wanted) and wanted <= set(indexed_words(composed(text).lower())) for text in texts]
 
 
 def is_encodable(text: str) -> bool:

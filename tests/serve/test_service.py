@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.searcher import Searcher
 from calligram.serve.guard import QueueFullError, WorkTimeoutError
 from calligram.serve.server import create_app
-from calligram.serve.service import WorkerThreads
+from calligram.serve.service import SWITCH_SECONDS, WorkerThreads
 from calligram.serve.settings import ServerSettings
 
 
@@ -129,6 +130,11 @@ def test_torch_uses_one_core_in_the_threads_of_batches_and_only_there():
         torch.set_num_threads(before)
         for workers in (batches, others):
             workers.close()
+
+
+def test_threads_take_turns_more_often_in_a_process_that_serves(searcher):
+    with client(searcher):
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
 
 
 def test_a_full_queue_refuses_work_and_accepts_it_again_later():

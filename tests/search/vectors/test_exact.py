@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from calligram.search.vectors.exact import ExactSearch
+from calligram.search.vectors.exact import ExactSearch, scores_of_rows
 
 
 @pytest.mark.parametrize("spread", [1.0, 0.05], ids=["apart", "crowded"])
@@ -54,3 +55,17 @@ def test_equal_rows_have_equal_scores_wherever_they_are_and_come_in_the_given_or
     for found, scores in answers[half - 2]:
         assert len(set(scores)) == 5
         assert found == [name for _, name in sorted(zip([-score for score in scores], found, strict=True))]
+
+
+def test_rows_have_the_same_scores_with_one_thread_and_with_several():
+    random = np.random.default_rng(0)
+    vectors, query = random.normal(size=(900, 512)).astype(np.float16), random.normal(size=512).astype(np.float32)
+    before, rows = torch.get_num_threads(), np.sort(random.choice(900, 300, replace=False))
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for some in (rows, rows[:1], rows[:0]):
+                wanted = vectors[some].astype(np.float64) @ query
+                np.testing.assert_allclose(scores_of_rows(vectors, some, query), wanted, atol=1e-3)
+    finally:
+        torch.set_num_threads(before)

@@ -24,7 +24,7 @@ from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
 from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, combine_vectors
 from calligram.search.query.rerank import RERANK_DEPTH, Reranker, ScoredItem, TimeBudget
 from calligram.search.vectors.index import Index
-from calligram.text import has_every_word, tokenise, without_stop_words
+from calligram.text import contain_every_word, tokenise, without_stop_words
 
 Floats = NDArray[np.float32]
 
@@ -159,8 +159,8 @@ class PlannedSearch:
 
     def add_keyword_hits(self, hits: Sequence[KeywordHit]) -> None:
         """Keep the hits that contain every word of the query, or all where the search is hybrid."""
-        query = self.encoded.query.words
-        self.with_every_word = {hit.id for hit in hits if has_every_word(query, (hit.words,))}
+        contained = contain_every_word(self.encoded.query.words, [hit.words for hit in hits])
+        self.with_every_word = {hit.id for hit, every in zip(hits, contained, strict=True) if every}
         self.keyword_hits = [hit.id for hit in hits if self.search.hybrid or hit.id in self.with_every_word]
 
 

@@ -162,9 +162,12 @@ def scores_of_rows(vectors: NDArray[np.floating[Any]], rows: Ints, query: NDArra
     """The scores of some rows, computed by torch without its other threads.
 
     Threads of torch wait for each other. On cores with other work, that took ten times as long as the computation.
+    Where torch has one thread anyway, one step is better: after each step, Python may run another thread first.
     """
-    scores, wanted = np.empty(len(rows), np.float32), torch.from_numpy(query)
-    step = max(1, ONE_THREAD_NUMBERS // max(1, vectors.shape[1]))
+    wanted = torch.from_numpy(query)
+    if torch.get_num_threads() == 1:
+        return torch.mv(torch.from_numpy(vectors).index_select(0, torch.from_numpy(rows)).float(), wanted).numpy()
+    scores, step = np.empty(len(rows), np.float32), max(1, ONE_THREAD_NUMBERS // max(1, vectors.shape[1]))
     for start in range(0, len(rows), step):
         part = torch.from_numpy(vectors[rows[start : start + step]])
         scores[start : start + step] = torch.mv(part.float(), wanted).numpy()
