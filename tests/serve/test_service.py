@@ -17,9 +17,10 @@ from calligram.errors import UserError
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.searcher import Searcher
+from calligram.serve.batches import WorkerThreads
 from calligram.serve.guard import QueueFullError, WorkTimeoutError
 from calligram.serve.server import create_app
-from calligram.serve.service import SWITCH_SECONDS, WorkerThreads
+from calligram.serve.service import SWITCH_SECONDS
 from calligram.serve.settings import ServerSettings
 
 

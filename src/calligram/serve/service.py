@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -29,9 +28,9 @@ from calligram.search.query.clusters import LibraryClusters, cluster_library
 from calligram.search.query.duplicates import Duplicates, find_duplicates
 from calligram.search.query.encoded_query import ImageSearch
 from calligram.search.query.searcher import Results, Searcher
-from calligram.serve.batches import RememberedResults, SearchBatches
+from calligram.serve.batches import RememberedResults, SearchBatches, WorkerThreads
 from calligram.serve.caption_service import CaptionService
-from calligram.serve.guard import QueueFullError, RefusedRequest, WorkTimeoutError
+from calligram.serve.guard import RefusedRequest
 from calligram.serve.metrics import Metrics
 from calligram.serve.schema import FacetValue
 from calligram.serve.settings import MAX_EXPORTS, ServerSettings
@@ -52,66 +51,6 @@ MAX_FACET_VALUES = 100
 """values of a column that are listed; a column with more than ten times as many values gets no filter"""
 CONTINUOUS_COLUMNS = frozenset(("width", "height", "bytes", "latitude", "longitude"))
 """columns for conditions such as ``width >= 1000``; a list of their values is of no use"""
-
-
-class WorkerThreads:
-    """A fixed number of threads with a bounded queue, so that the event loop stays free and the CPU is not overloaded.
-
-    Args:
-        threads: work that runs at the same time.
-        max_waiting: further work that may wait.
-        timeout: seconds from the call to the result.
-        name: prefix of the threads' names.
-    """
-
-    def __init__(self, threads: int, max_waiting: int, timeout: float, name: str):
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._threads, self._capacity = threads, threads + max_waiting
-        self._timeout = timeout
-        self._lock = threading.Lock()
-        self._pending = 0
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread.
-
-        Raises:
-            QueueFullError: immediately, if the queue is full.
-            WorkTimeoutError: after the time limit; work that has not started by then is dropped.
-        """
-        with self._lock:
-            if self._pending >= self._capacity:
-                raise QueueFullError
-            self._pending += 1
-        future = self._pool.submit(work)
-        # The work counts until its thread is free, not until the caller stops waiting.
-        future.add_done_callback(self._on_done)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
-        except TimeoutError:
-            raise WorkTimeoutError from None
-
-    def use_one_core(self) -> None:
-        """Start all threads, and let torch use one core in each of them."""
-        import torch
-
-        threads, together = torch.get_num_threads(), threading.Barrier(self._threads)
-
-        def start() -> None:
-            together.wait()  # so that each thread gets one call
-            torch.get_num_threads()  # a thread that asks for the first time takes over the last number that was set
-            torch.set_num_threads(1)
-
-        for started in [self._pool.submit(start) for _ in range(self._threads)]:
-            started.result()
-        torch.set_num_threads(threads)  # for threads that start later
-
-    def close(self) -> None:
-        """Wait for running work, and drop waiting work."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _on_done(self, done: Future[T]) -> None:
-        with self._lock:
-            self._pending -= 1
 
 
 class BackgroundAnswer(NamedTuple):
