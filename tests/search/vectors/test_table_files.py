@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 import lancedb
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 from lancedb.index import BTree
 
 from calligram.checksums import DamagedFileError
+from calligram.errors import UserError
 from calligram.search.indexing.repair import fragments_of
-from calligram.search.vectors.table_files import open_table, table_records
+from calligram.search.vectors.table_files import open_table, refuse_deleted_version, table_records
 
 
 @pytest.fixture
@@ -50,6 +52,15 @@ def test_a_file_that_lacks_bytes_is_refused_when_it_is_new_and_left_out_when_it_
             records(tmp_path, table)
         os.utime(file, (time.time() - 100,) * 2)
         assert f"data/{file.name}" not in records(tmp_path, table, since=time.time())
+
+
+def test_a_version_that_was_deleted_meanwhile_is_one_line(tmp_path, table):
+    reading = open_table(lancedb.connect(tmp_path / "1" / "tables"), tmp_path / "1" / "tables", "items", {})
+    table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+    with pytest.raises(UserError, match="has changed since it was opened"), refuse_deleted_version(tmp_path):
+        reading.checkout(1)
+    with pytest.raises(ValueError, match="other"), refuse_deleted_version(tmp_path):
+        raise ValueError("other")
 
 
 def test_a_known_file_is_not_read_again(tmp_path, table):

@@ -27,7 +27,7 @@ from calligram.search.vectors import mapped_table
 from calligram.search.vectors.exact import ExactSearch, ranks_of
 from calligram.search.vectors.index import VectorHit
 from calligram.search.vectors.mapped import MappedRecord, MappedVectors, unnamed
-from calligram.search.vectors.table_files import CheckedTable, open_table
+from calligram.search.vectors.table_files import CheckedTable, open_table, refuse_deleted_version
 from calligram.text import printable
 from calligram.vectors import checked_unit_rows
 
@@ -353,11 +353,11 @@ class LanceIndex:
         """The present version in memory; it is read once for all threads."""
         with self._changing:
             if self._snapshot is None or self._snapshot.version != self.version:
-                # A separate handle, because a search may still use this version after a writer has created the next.
-                table = self._table.reopened(self._database)
-                table.checkout(self.version)
-                mapped = self._mapped
-                self._snapshot = Snapshot.read(table, self.dim) if mapped is None else Snapshot.of_mapped(table, mapped)
+                # A separate handle: a search may still use this version after a writer has created the next.
+                table, kept = self._table.reopened(self._database), self._mapped
+                with refuse_deleted_version(self._files.parent):
+                    table.checkout(self.version)
+                    self._snapshot = Snapshot.read(table, self.dim) if kept is None else Snapshot.of_mapped(table, kept)
             return self._snapshot
 
 

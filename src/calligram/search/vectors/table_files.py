@@ -6,6 +6,7 @@ the files of each table. Files of earlier versions are listed as long as they ex
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -52,6 +53,17 @@ class CheckedTable:
     def reopened(self, database: Any) -> CheckedTable:
         """Another handle of the table, at its latest version."""
         return CheckedTable(database.open_table(self._table.name), self._folder, self._records)
+
+
+@contextlib.contextmanager
+def refuse_deleted_version(folder: Path) -> Iterator[None]:
+    """Raise a ``UserError`` where the version that is read inside has been deleted, as ``calligram forget`` does."""
+    try:
+        yield
+    except (ValueError, RuntimeError, OSError) as error:
+        if not any(words in str(error).lower() for words in ("not found", "no longer exists")):
+            raise
+        raise UserError(f"{folder} has changed since it was opened; run the command again") from error
 
 
 def open_table(database: Any, folder: Path, name: str, records: Records) -> CheckedTable:
