@@ -132,7 +132,7 @@ def forget(
     library: Annotated[Path, typer.Argument(help="Folder of a library.")],
     what: Annotated[list[str] | None, typer.Argument(help="Ids of items, or paths of pictures or folders.")] = None,
     where: Annotated[str | None, typer.Option(help="A condition, such as 'year < 2010'.")] = None,
-    gone: Annotated[bool, typer.Option(help="Pictures whose files no longer exist.")] = False,
+    gone: Annotated[bool, typer.Option(help="Pictures whose files the last index did not find.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the pictures, and delete nothing.")] = False,
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")

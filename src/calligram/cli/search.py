@@ -92,8 +92,6 @@ def search(
         chosen = _saved_query(library, saved)
         where, everything = chosen.where or None, everything or chosen.all
     _check(library, where, staged=depth is not None or budget is not None)
-    if save is not None:
-        _save(library, save, query, image, plus or [], minus or [], weight, where, everything)
     with show_spinner("loading") as spinner, fast_imports():
         import_lancedb_for_command()
         from calligram.search.query.rerank import TimeBudget
@@ -109,6 +107,8 @@ def search(
         find = searcher.texts if captions else searcher.images
         spinner.update("searching")
         results = find(terms, k, where=where, all=everything, hybrid=hybrid, depth=limit, exact=exact)
+    if save is not None:  # a search that works
+        _save(library, save, query, image, plus or [], minus or [], weight, where, everything)
     if results.truncated_words:
         errors.print(
             f"the last {results.truncated_words} words were not used: the text is longer than the matcher reads"

@@ -81,7 +81,8 @@ class Run:
             UserError: when the folder is not one of a run, or another process trains in it.
         """
         is_run, existed = (folder / RUN_FILE).is_file(), folder.exists()
-        if not is_run and existed and (not folder.is_dir() or any(f.name != LOCK_FILE for f in folder.iterdir())):
+        leftovers = {LOCK_FILE, f".{RUN_FILE}.partial"}  # of a process that was killed before there was a run
+        if not is_run and existed and (not folder.is_dir() or any(f.name not in leftovers for f in folder.iterdir())):
             raise UserError(f"{folder} exists and is not a run folder; choose another --out")
         with lock_folder(folder, "run"):
             try:

@@ -95,7 +95,7 @@ def test_inputs_are_saved_and_read_back(tmp_path, images):
 
 def test_damaged_inputs_and_missing_features_are_reported(tmp_path, tiny):
     (tmp_path / "inputs.json").write_text("{")
-    with pytest.raises(UserError, match="does not hold the inputs of a matcher"):
+    with pytest.raises(UserError, match=r"inputs\.json is damaged"):
         Inputs.read(tmp_path)
     with pytest.raises(UserError, match=r"unknown stored feature 'regions': the collection has none; .*--backbone"):
         StoredInput("regions").load(tiny.sentences("train").visuals)

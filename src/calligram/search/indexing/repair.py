@@ -72,7 +72,9 @@ def _present_damage(folder: Path, index: str | None) -> list[Damage]:
 
 def _cost(manifest: Manifest, table: str) -> str:
     if table.endswith(("problems.lance", "forgotten.lance")):
-        return "the list of unusable or forgotten pictures is incomplete"
+        return (
+            "the list of unusable or forgotten pictures is incomplete: with --repair, forgotten pictures may come back"
+        )
     if table.endswith("captions.lance"):
         return f"up to {manifest.counts.get('captions', 0):,} captions are encoded again"
     return f"up to {sum(manifest.counts.get(name, 0) for name in ('items', 'gone')):,} pictures are encoded again"

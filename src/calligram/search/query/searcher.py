@@ -37,6 +37,7 @@ from calligram.search.query.rerank import (
     TimeBudget,
     merge_candidates,
 )
+from calligram.search.vectors.table_files import refuse_deleted_version
 
 if TYPE_CHECKING:
     from calligram.search.explain.word_importance import WordImportances
@@ -215,6 +216,10 @@ class Searcher:
         """
         if len(searches) > 1 and not self.batches:
             return [self.image_batch([search])[0] for search in searches]
+        with refuse_deleted_version(self.library.folder):
+            return self._image_batch(searches)
+
+    def _image_batch(self, searches: Sequence[ImageSearch]) -> list[Results | UserError]:
         times = StageTimes()
         with times.stage("encode"):
             plans = self._plan(searches, times)
