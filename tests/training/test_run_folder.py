@@ -99,3 +99,13 @@ def test_a_run_that_is_not_created_leaves_no_folder_and_other_folders_stay(tmp_p
         with pytest.raises(UserError, match="exists and is not a run folder"), Run.lock(path):
             pass
     assert not (tmp_path / "other" / LOCK_FILE).exists()
+
+
+def test_a_kill_before_there_is_a_run_leaves_nothing_in_the_way(tiny, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (LOCK_FILE, ".run.json.partial"):
+        (folder / name).write_text("{")
+    train_preset("vse", tiny, folder, *SMALL, resume=True)
+    assert Run(folder).complete
+    assert not list(folder.glob("*.partial"))
