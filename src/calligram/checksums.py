@@ -102,7 +102,7 @@ def check_files(
         records: by path within the folder; several where the file was about to be replaced.
         todo: what the user can do about a damaged file.
         missing: whether a file may be missing, because whoever reads it notices.
-        again: read all files, also those that were checked before.
+        again: read all files, also files with an earlier check.
 
     Raises:
         DamagedFileError: for the first file that differs.
@@ -233,7 +233,7 @@ def check_listed(folder: Path, names: Iterable[str] | None, todo: str, *, again:
         folder: with or without a list.
         names: None for all that are listed.
         todo: what the user can do about a damaged file.
-        again: read all files, also those that were checked before.
+        again: read all files, also files with an earlier check.
     """
     records: Mapping[str, Any] = read_list(folder)
     wanted = records if names is None else {name: records[name] for name in names if name in records}

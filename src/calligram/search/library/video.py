@@ -1,4 +1,4 @@
-"""Video files: frames at regular times, each of which is an item of a library.
+"""Video files: frames at regular times. Each frame is an item of a library.
 
 OpenCV reads the frames (extra ``video``). Only files that begin like MP4, QuickTime, Matroska, WebM or AVI are given to
 it, because its decoders would also read playlists, which name other files and addresses.

@@ -3,10 +3,10 @@
 1. At most ``MAX_SAMPLED_PICTURES`` pictures are used. Ids are hashes, so the first ids are a random sample, and always
    the same one. k-means on their unit vectors, with a seed, gives the centres. A picture belongs to the cluster whose
    centre is nearest by cosine. With a sample, sizes are estimates.
-2. A name is made of words. If enough pictures of a cluster have captions, the words are those that more of its captions
-   contain than captions of other clusters. Otherwise the matcher scores words of a list with the centre; the list is
-   the matcher's vocabulary, or ``picture_words.txt`` for a matcher that reads any word. The mean score of a word with
-   all centres is subtracted, because some words are near to every picture.
+2. A name is made of words. If enough pictures of a cluster have captions, the name has words that are more frequent in
+   these captions than in captions of other clusters. Otherwise the matcher scores words of a list with the centre. The
+   list is the matcher's vocabulary, or ``picture_words.txt`` for a matcher that reads any word. The mean score of a
+   word with all centres is subtracted, because some words are near to every picture.
 3. The map places centres by their two principal components and moves circles apart until none overlap. The area of a
    circle shows the size. Pictures within a circle are ordered by the two principal components of their cluster.
 """
