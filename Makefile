@@ -6,7 +6,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test quick check chromium format bench soak hostile report clean
+.PHONY: demo test quick check chromium format bench soak hostile report docs clean
 
 demo: .venv/serve  ## set up, draw scenes, train, measure, index, serve; SERVE=0 stops before serving
 	$(BIN)/calligram demo $(if $(filter 0,$(SERVE)),--no-serve)
@@ -48,6 +48,10 @@ hostile: .venv/dev  ## 600 damaged files, 2,000 malformed inputs, 64 clients wit
 report: .venv/core  ## docs/results/ from results/
 	$(BIN)/calligram report
 
+docs: .venv/docs  ## the website, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The website is in site/. Open site/index.html, or with its search: $(BIN)/python -m http.server -d site 8080"
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
@@ -62,9 +66,13 @@ report: .venv/core  ## docs/results/ from results/
 	$(PIP) -e '.[serve]'
 	touch $@
 
+.venv/docs: .venv/core
+	$(PIP) -e '.[docs]'
+	touch $@
+
 .venv/dev: .venv/core
 	$(PIP) -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv demo build dist
+	rm -rf .venv demo build dist site

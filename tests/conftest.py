@@ -39,7 +39,8 @@ SLOW_TESTS = (
     "models/test_catalog.py::test_a_matcher_is_imported", "search/library/test_library.py::test_vectors_may_be_kept",
     "search/query/test_rerank_runs.py", "search/vectors/test_engines.py", "test_device.py::test_compiled",
     "test_house.py::test_files_entered", "test_imports.py::test_training_and_evaluation", "test_results_document.py",
-    "test_readme.py::test_the_commands", "test_examples.py", "test_wheel.py", "training/test_distributed.py",
+    "test_readme.py::test_the_commands", "test_site.py", "test_examples.py", "test_wheel.py",
+    "training/test_distributed.py",
     "training/test_loop.py::test_a_run_killed",
 )  # fmt: skip
 """beginnings of the names of tests that train runs, fill libraries, export, or start servers, browsers and processes"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.table import Table
@@ -13,6 +13,9 @@ from rich.table import Table
 from calligram.checksums import check_listed
 from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import UserError, command
+
+if TYPE_CHECKING:
+    from calligram.recipes.parts.run_settings import Setting
 
 
 def train(
@@ -146,13 +149,18 @@ def show(
     for heading in ("key", "value", "meaning"):
         table.add_column(heading)
     for setting in found:
-        value = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else str(setting.default)
-        accepted = accepted_values(setting.type)
-        table.add_row(setting.key, value or "''", f"{setting.description}{accepted and f' ({accepted})'}")
+        table.add_row(*setting_row(setting))
     console.print(table)
     hidden = len(shown_settings(settings, defaults, rare=True)) - len(found)
     if hidden:
         console.print(f"{hidden} further settings: calligram show {preset} --all")
+
+
+def setting_row(setting: Setting) -> tuple[str, str, str]:
+    """Return key, value and meaning of a setting with its accepted values, as ``show`` and the website print them."""
+    value = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else str(setting.default)
+    accepted = accepted_values(setting.type)
+    return setting.key, value or "''", f"{setting.description}{accepted and f' ({accepted})'}"
 
 
 def accepted_values(kind: Any) -> str:

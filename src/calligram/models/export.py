@@ -9,6 +9,7 @@ import contextlib
 import copy
 import json
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ SAMPLE_TEXTS = (
 """texts that the exported text graph is traced and compared with"""
 
 
-def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
+def export_onnx(matcher: Matcher, inputs: Inputs, out: str | os.PathLike[str]) -> dict[str, Any]:
     """Write ``image.onnx``, ``text.onnx``, ``inputs/`` and ``README.json`` into the new folder ``out``.
 
     Vectors have length one, so that the score is a dot product.
@@ -54,6 +55,7 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
     if matcher.scoring.reranks:
         raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
     _check_inputs(inputs)
+    out = Path(out)
     if out.exists():
         raise UserError(f"{out} exists already; choose another folder")
     _check_packages()
