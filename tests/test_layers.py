@@ -23,6 +23,7 @@ BELOW_ALL = (
     "text",
     "vectors",
     "extras",
+    "picture_formats",
     "device",
     "lazy",
     "__init__",

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import json
+import os
+import shlex
+import shutil
+import sys
+from importlib import import_module, metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from calligram.errors import UserError
 
 
 def install_command(extra: str) -> str:
-    """The command that installs the packages of an extra.
+    """The command that installs the packages of an extra; in a clone, from its folder.
 
-    >>> print(install_command("search"))
-    pip install "calligram[search]"
+    >>> print(install_command("search").partition(" install ")[2].rpartition("[")[2])
+    search]"
     """
-    return f'pip install "calligram[{extra}]"'
+    clone = _clone()
+    return f'{_pip()} install "calligram[{extra}]"' if clone is None else f'{_pip()} install -e "{clone}[{extra}]"'
+
+
+def _pip() -> str:
+    """The command of pip for this Python: ``pip``, unless the shell would find that of another one."""
+    found = shutil.which("pip")
+    own = found is not None and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+    return "pip" if own else f"{shlex.quote(sys.executable or 'python')} -m pip"
+
+
+def _clone() -> str | None:
+    """The folder of the source code that this package runs or was installed from; None for an installed release."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / "pyproject.toml").is_file():
+        try:
+            address = urlsplit(
+                json.loads(metadata.distribution("calligram").read_text("direct_url.json") or "{}")["url"]
+            )
+        except (metadata.PackageNotFoundError, ValueError, KeyError):
+            return None
+        source = Path(unquote(address.path))
+        if address.scheme != "file" or not (source / "pyproject.toml").is_file():
+            return None
+    return "." if source == Path.cwd() else os.fspath(source)
 
 
 def require(module: str, *, extra: str, purpose: str, package: str = "") -> Any:
@@ -56,7 +87,7 @@ def opencv() -> Any:
     if not hasattr(contributed, "createEdgeBoxes") or not hasattr(contributed, "segmentation"):
         raise UserError(
             "the installed OpenCV has no EdgeBoxes and no selective search (cv2.ximgproc); install the build that has "
-            f'them: "pip uninstall opencv-python opencv-python-headless", then {install_command("regions")}. If you '
+            f"them: {_pip()} install --force-reinstall --no-deps opencv-contrib-python-headless. If you "
             "cannot, find the boxes on another machine: docs/training.md, section Regions and phrases"
         )
     cv2.setNumThreads(1)  # proposal methods are called from several threads, one for each core

@@ -10,6 +10,7 @@ import pytest
 
 from calligram.cli.serve import serve
 from calligram.errors import UserError
+from calligram.extras import install_command
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_without_the_extra_the_error_says_how_to_install_it(calligram, tmp_path,
     monkeypatch.setitem(sys.modules, "fastapi", None)  # as if it was not installed
     done = calligram("serve", tmp_path)
     assert done.returncode == 2
-    assert 'the server needs fastapi; install it with: pip install "calligram[serve]"' in done.stderr
+    assert f"the server needs fastapi; install it with: {install_command('serve')}" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calligram.data.pictures import PICTURE_FORMATS, PictureError, decode, exif_columns, probe
+from calligram.data.pictures import PictureError, decode, exif_columns, probe
 from calligram.data.sheet import letters
+from calligram.picture_formats import PICTURE_FORMATS
 
 LEFT, RIGHT = (250, 20, 20), (20, 20, 250)
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from ctypes import CDLL
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,23 +29,19 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from calligram.checksums import check_files
 from calligram.errors import UserError
 from calligram.files import open_regular, read_regular
+from calligram.picture_formats import MAX_MEGAPIXELS, PICTURE_FORMATS, open_image, read_exif
 
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
 
-MAX_MEGAPIXELS = 150
-"""larger pictures are refused, because decoding one takes more than half a gigabyte"""
 MAX_PICTURE_BYTES = 1_000_000_000
 """larger files are refused before they are read; no picture of ``MAX_MEGAPIXELS`` with 8 bits a colour needs more"""
-_AVIF = ("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()  # only newer versions of Pillow have it
-PICTURE_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", *_AVIF)
-"""the only decoders of Pillow that are used, whatever a file is called: others run programs (EPS starts Ghostscript)"""
-PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
 EXIF_DATE = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
 EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
 """a file without any of them has no EXIF block"""
 MAX_CAMERA_CHARACTERS = 100
 JPEG_START = b"\xff\xd8"
+PLAIN_STARTS = (JPEG_START, b"\x89PNG")
 SCAN_MARKER, JFIF_MARKER, ADOBE_MARKER, COMMENT_MARKER = 0xDA, 0xE0, 0xEE, 0xFE
 FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))
 TORCHRUN_VARIABLE = "LOCAL_WORLD_SIZE"
@@ -267,7 +262,10 @@ def _open(source: bytes | Path) -> Image.Image:
     if not data:
         raise PictureError("the file is empty")
     try:
-        image = Image.open(io.BytesIO(data), formats=PICTURE_FORMATS)
+        known = data.startswith(PLAIN_STARTS)  # most files: no other reader need be considered
+        image = Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) if known else open_image(data)
+    except UserError as error:  # an extra is missing
+        raise PictureError(str(error)) from error
     except UnidentifiedImageError as error:
         raise PictureError(f"not a picture in a known format ({', '.join(PICTURE_FORMATS)})") from error
     except Image.DecompressionBombError as error:
@@ -322,10 +320,9 @@ def exif_columns(data: bytes) -> dict[str, str | int | float]:
     if not _may_have_exif(data):
         return {}
     try:
-        with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
-            exif = image.getexif()
-            inner = exif.get_ifd(ExifTags.IFD.Exif)
-            place = exif.get_ifd(ExifTags.IFD.GPSInfo)
+        exif = read_exif(data) if not data.startswith(PLAIN_STARTS) else _open(data).getexif()
+        inner = exif.get_ifd(ExifTags.IFD.Exif)
+        place = exif.get_ifd(ExifTags.IFD.GPSInfo)
     except Exception:  # a damaged block must not exclude the picture, and decoders raise errors of any type
         return {}
     taken = _taken(inner.get(ExifTags.Base.DateTimeOriginal) or exif.get(ExifTags.Base.DateTime))

@@ -22,8 +22,9 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from calligram.data.pictures import PICTURE_FORMATS, PictureError, decode
+from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
+from calligram.picture_formats import PICTURE_FORMATS, is_heif, needs_conversion, open_image
 from calligram.serve.metrics import Metrics, RateLimits, client_of
 from calligram.serve.schema import ErrorAnswer
 from calligram.serve.settings import ServerSettings
@@ -297,8 +298,10 @@ def read_upload(content: bytes, settings: ServerSettings) -> Image.Image:
     if not content:
         raise RefusedRequest(400, "the picture is empty; send the bytes of a picture file")
     try:
-        with Image.open(io.BytesIO(content), formats=PICTURE_FORMATS) as opened:
+        with open_image(content) as opened:
             width, height = opened.size
+    except UserError:  # an extra is missing; how to install it is for the owner of the server
+        raise RefusedRequest(415, "this server cannot read HEIC or raw pictures; send a JPEG") from None
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         if isinstance(error, Image.DecompressionBombError):
             raise RefusedRequest(413, _too_many_pixels(settings)) from None
@@ -314,10 +317,20 @@ def read_upload(content: bytes, settings: ServerSettings) -> Image.Image:
 def media_type(picture: bytes) -> str:
     """The media type of a stored picture by its content. The file name may be wrong, and browsers must not guess."""
     try:
+        if is_heif(picture):
+            return "image/heic"
         with Image.open(io.BytesIO(picture), formats=PICTURE_FORMATS) as opened:
             return MEDIA_TYPES.get(opened.format or "", "application/octet-stream")
     except Exception:  # a file that cannot be opened may still be downloaded
         return "application/octet-stream"
+
+
+def browser_picture(picture: bytes) -> bytes:
+    """A picture file that browsers show: HEIC and raw files become a JPEG without metadata."""
+    try:
+        return _as_jpeg(decode(picture)) if needs_conversion(picture) else picture
+    except PictureError:  # a damaged file may still be downloaded
+        return picture
 
 
 def _too_many_pixels(settings: ServerSettings) -> str:
@@ -345,7 +358,8 @@ def without_place(picture: bytes) -> bytes:
     """
     if not picture.startswith(b"\xff\xd8"):
         marks = (b"Exif", b"EXIF", b"eXIf", b"xmpmeta", b"II*\0", b"MM\0*")
-        return _as_jpeg(decode(picture)) if any(mark in picture for mark in marks) else picture
+        has_metadata = needs_conversion(picture) or any(mark in picture for mark in marks)
+        return _as_jpeg(decode(picture)) if has_metadata else picture
     kept, place = [picture[:2]], 2
     while picture[place : place + 1] == b"\xff" and picture[place + 1] != START_OF_SCAN:
         size = 2 + int.from_bytes(picture[place + 2 : place + 4], "big")

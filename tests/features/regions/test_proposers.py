@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 
@@ -11,6 +12,7 @@ from PIL import Image, ImageDraw
 
 from calligram.data.boxes import iou
 from calligram.errors import UserError
+from calligram.extras import install_command
 from calligram.features.regions.proposers import (
     PROPOSERS,
     Proposals,
@@ -167,7 +169,7 @@ def test_a_source_is_named_after_the_method_or_the_file():
 @pytest.mark.parametrize(("module", "name"), [("cv2", "edgeboxes"), ("onnxruntime", "some.onnx")])
 def test_a_missing_extra_is_reported_with_the_package_to_install(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=r'pip install "calligram\[regions\]"'):
+    with pytest.raises(UserError, match=re.escape(install_command("regions"))):
         load_proposer(name, 10)(drawing())
 
 

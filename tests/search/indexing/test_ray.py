@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from calligram.errors import UserError
+from calligram.extras import install_command
 from calligram.search.indexing.ray import stage_over_ray
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
@@ -54,5 +56,5 @@ def vectors(folder: Path) -> dict[str, list[float]]:
 
 def test_without_ray_the_extra_is_named(small_run, photos, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r'pip install "calligram\[ray\]"'):
+    with pytest.raises(UserError, match=re.escape(install_command("ray"))):
         stage_over_ray("local", LibraryMatchers.load(small_run), photos, tmp_path / "library")

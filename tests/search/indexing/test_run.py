@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.pictures import PICTURE_FORMATS
 from calligram.errors import UserError
 from calligram.files import lock_folder
+from calligram.picture_formats import PICTURE_FORMATS
 from calligram.search.indexing import run, writer
 from calligram.search.indexing.encode import ImageEncoder, PictureEncoder
 from calligram.search.indexing.run import index_source

@@ -13,6 +13,7 @@ from PIL import Image
 
 from calligram.data.pictures import PictureError
 from calligram.errors import UserError
+from calligram.extras import install_command
 from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
 from calligram.search.library import video
@@ -143,7 +144,7 @@ def test_without_opencv_videos_are_problems(models, small_run, tmp_path, photogr
     assert done.returncode == 0, done.stderr
     assert "files that could not be used: 1" in done.stdout
     listed = calligram("index", "--problems", tmp_path / "library").stdout
-    assert 'pip install "calligram[video]"' in listed
+    assert install_command("video") in listed
     monkeypatch.undo()
     assert index_source(models, folder, tmp_path / "library").counts["added"] == 3
     assert Library.open(tmp_path / "library").problems() == []

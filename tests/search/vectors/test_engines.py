@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from calligram.errors import UserError
+from calligram.extras import install_command
 from calligram.search.filters.conditions import Comparison
 from calligram.search.library.tables import open_index
 from calligram.search.vectors import milvus
@@ -104,7 +106,7 @@ def test_an_address_of_milvus_is_read(monkeypatch):
 
 def test_a_missing_engine_is_named_with_what_installs_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pymilvus", None)
-    with pytest.raises(UserError, match=r'pip install "calligram\[milvus\]"'):
+    with pytest.raises(UserError, match=re.escape(install_command("milvus"))):
         open_index("milvus://localhost:19530", "images", dim=DIM)
     monkeypatch.setitem(sys.modules, "lancedb", None)
     with pytest.raises(UserError, match=r"calligram\[search\]"):

@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from calligram.data.collection import MANIFEST
 from calligram.data.draft import PictureFile, Problems, TarMember
-from calligram.data.pictures import PICTURE_SUFFIXES
 from calligram.errors import UserError
 from calligram.files import other_kind
+from calligram.picture_formats import PICTURE_SUFFIXES
 from calligram.text import printable
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.collection import MANIFEST as COLLECTION
-from calligram.data.pictures import PICTURE_SUFFIXES, PictureError, read_picture_file
+from calligram.data.pictures import PictureError, read_picture_file
 from calligram.errors import UserError
 from calligram.files import other_kind, refuse_other_encoding, text_hash
+from calligram.picture_formats import EXTRA_SUFFIXES, PICTURE_SUFFIXES, missing_reader
 from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnValue
 from calligram.search.library.manifest import MANIFEST as LIBRARY
@@ -144,6 +145,8 @@ def _note(entry: os.DirEntry[str], key: str, found: FolderScan) -> None:
         found.problems[key] = kind
     elif is_video(key):
         _note_frames(entry, key, about, found)
+    elif os.path.splitext(key)[1].lower() in EXTRA_SUFFIXES and (reason := missing_reader(key)):
+        found.problems[key] = reason  # noted at the scan, so that the file is read once its reader is installed
     else:
         found.entries.append(ScannedPicture(key, key, -1, about.st_size, about.st_mtime_ns))
 

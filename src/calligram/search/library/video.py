@@ -17,8 +17,9 @@ from typing import Any
 
 from PIL import Image
 
-from calligram.data.pictures import MAX_MEGAPIXELS, PictureError
+from calligram.data.pictures import PictureError
 from calligram.extras import install_command, missing_modules
+from calligram.picture_formats import MAX_MEGAPIXELS
 
 MEDIA_TYPES = {
     ".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/quicktime", ".webm": "video/webm",

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from calligram.data.pictures import PICTURE_SUFFIXES, PictureError, decode
+from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
+from calligram.picture_formats import PICTURE_SUFFIXES
 
 Floats = NDArray[np.float32]
 Modality = Literal["image", "text"]

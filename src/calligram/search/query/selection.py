@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
-from calligram.data.pictures import PICTURE_FORMATS, PICTURE_SUFFIXES
 from calligram.errors import UserError, unknown
 from calligram.files import NEW_FOLDER, replace_folder, replace_json, scratch_folder, wait_for_lock
+from calligram.picture_formats import PICTURE_FORMATS, PICTURE_SUFFIXES
 from calligram.progress import Track, silent
 from calligram.search.filters.parser import holds, parse
 from calligram.search.library.library import Item, Library

@@ -17,6 +17,7 @@ from calligram.search.library.video import media_type as video_type
 from calligram.serve.guard import (
     PLACE_COLUMNS,
     RefusedRequest,
+    browser_picture,
     error_responses,
     media_type,
     sees_places,
@@ -68,6 +69,8 @@ async def image(
     picture, found = await service.read(_or_404(read))
     if not sees_places(request, service.settings):
         picture = await service.read(lambda library: without_place(picture))
+    if not download:
+        picture = await service.read(lambda library: browser_picture(picture))
     kind = media_type(picture)
     # A browser must not guess the type of a file that it cannot show.
     disposition = "attachment" if download or not kind.startswith("image/") else "inline"
