@@ -56,4 +56,4 @@ def test_all_extras_that_errors_name_are_in_the_project_file():
     sources = (file.read_text(encoding="utf-8") for file in Path(calligram.__file__).parent.rglob("*.py"))
     pattern = re.compile(r'extra="(\w+)", purpose|install_command\("(\w+)"\)')
     named = {first or second for text in sources for first, second in pattern.findall(text)}
-    assert named == set(project["optional-dependencies"]) - {"dev"}
+    assert named == set(project["optional-dependencies"]) - {"dev", "docs"}
