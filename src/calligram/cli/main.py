@@ -63,6 +63,7 @@ VERBS = {
         "duplicates": ("library:duplicates", "List copies of pictures in a library"),
         "check": ("check:check", "Find damage in a collection, run or library, and mend it"),
         "serve": ("serve:serve", "Serve the search page and a JSON API"),
+        "mcp": ("serve:mcp", "Let an assistant search a library (Model Context Protocol)"),
         "localize": ("explain:localize", "Find the boxes of a phrase in a picture"),
         "explain": ("explain:explain", "Show which words a score relies on"),
     },

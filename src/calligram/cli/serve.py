@@ -1,4 +1,4 @@
-"""``calligram serve``."""
+"""``calligram serve`` and ``calligram mcp``."""
 
 from __future__ import annotations
 
@@ -139,3 +139,26 @@ def open_server(
 
         kind = LibraryServer if settings.processes == 1 else ServerProcesses
         return kind.open(library, address, settings, device=device_named(device), index=engine)
+
+
+def mcp(
+    library: Annotated[Path, typer.Argument(help='Folder of a library, made by "calligram index".')],
+    show_places: Annotated[
+        bool, typer.Option("--show-places", help="Also tell the assistant where pictures were taken.")
+    ] = False,
+    engine: Annotated[
+        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where queries are encoded: cpu, cuda or cuda:1.")] = "cpu",
+) -> None:
+    """Let an assistant search a library: a server of the Model Context Protocol on standard input and output.
+
+    The assistant starts this command itself. It can search, look at pictures and explain scores, and change nothing.
+    """
+    require("mcp.server.mcpserver", extra="mcp", purpose="the server for assistants", package="mcp")
+    from calligram.device import device_named
+    from calligram.search.query.searcher import Searcher
+    from calligram.serve.mcp_server import LibraryTools, mcp_server
+
+    searcher = Searcher.open(library, measure_costs=False, index=engine, device=device_named(device))
+    mcp_server(LibraryTools(searcher, show_places=show_places)).run("stdio")

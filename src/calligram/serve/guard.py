@@ -27,7 +27,7 @@ from calligram.errors import UserError
 from calligram.picture_formats import PICTURE_FORMATS, is_heif, needs_conversion, open_image
 from calligram.serve.metrics import Metrics, RateLimits, client_of
 from calligram.serve.schema import ErrorAnswer
-from calligram.serve.settings import ServerSettings
+from calligram.serve.settings import PLACE_COLUMNS, ServerSettings
 from calligram.text import printable
 
 log = logging.getLogger("calligram.serve")
@@ -36,7 +36,6 @@ COOKIE_NAME = "calligram"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 PUBLIC_PATHS = ("/api/health", "/api/login", "/api/openapi.json")
 """paths of the API that need no token"""
-PLACE_COLUMNS = ("latitude", "longitude")
 START_OF_SCAN, EXIF_SEGMENT, IPTC_SEGMENT, ORIENTATION_TAG = 0xDA, 0xE1, 0xED, 0x0112
 FORM_OVERHEAD_BYTES = 65_536
 """bytes of a form in addition to its picture"""

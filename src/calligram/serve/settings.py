@@ -13,6 +13,8 @@ from typing import Literal
 from calligram.data.pictures import core_share
 from calligram.errors import UserError
 
+PLACE_COLUMNS = ("latitude", "longitude")
+"""columns that tell where a picture was taken"""
 MAX_HITS = 500
 MAX_RERANKED_CANDIDATES = 1000
 MAX_BUDGET_MS = 10_000

@@ -15,7 +15,6 @@ from calligram.files import content_hash
 from calligram.search.library.library import Item, Library
 from calligram.search.library.video import media_type as video_type
 from calligram.serve.guard import (
-    PLACE_COLUMNS,
     RefusedRequest,
     browser_picture,
     error_responses,
@@ -25,6 +24,7 @@ from calligram.serve.guard import (
 )
 from calligram.serve.schema import Id, ItemAnswer
 from calligram.serve.service import Service, service_of
+from calligram.serve.settings import PLACE_COLUMNS
 
 T = TypeVar("T")
 router = APIRouter(prefix="/api", tags=["items"], responses=error_responses(404, 422, 503))
