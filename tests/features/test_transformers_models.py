@@ -7,10 +7,10 @@ import socket
 import pytest
 from huggingface_hub import constants
 
+from calligram import hub
 from calligram.errors import UserError
-from calligram.features import transformers_models
 from calligram.features.texts.text_encoder import TextEncoder
-from calligram.features.transformers_models import look_for_hub
+from calligram.hub import look_for_hub
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def unreachable(monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(transformers_models, "getproxies", dict)
-    transformers_models._hub_answers.cache_clear()
+    monkeypatch.setattr(hub, "getproxies", dict)
+    hub.hub_answers.cache_clear()
     yield tried
-    transformers_models._hub_answers.cache_clear()
+    hub.hub_answers.cache_clear()
 
 
 def test_the_cache_alone_is_used_where_the_hub_cannot_be_reached(unreachable):
@@ -40,7 +40,7 @@ def test_the_cache_alone_is_used_where_the_hub_cannot_be_reached(unreachable):
 
 def test_folders_and_proxies_need_no_connection(unreachable, monkeypatch, tmp_path):
     look_for_hub(str(tmp_path))
-    monkeypatch.setattr(transformers_models, "getproxies", lambda: {"https": "http://proxy:3128"})
+    monkeypatch.setattr(hub, "getproxies", lambda: {"https": "http://proxy:3128"})
     look_for_hub("nobody/nothing")
     assert not unreachable
     assert not constants.HF_HUB_OFFLINE

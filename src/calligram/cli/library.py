@@ -227,9 +227,18 @@ class PicturePlacement(StrEnum):
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="Folder of a run, or of a library.", metavar="RUN|LIBRARY")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run, of a collection or of a library.", metavar="RUN|COLLECTION|LIBRARY"),
+    ],
     onnx: Annotated[
         Path | None, typer.Option(help="Of a run: folder for image.onnx, text.onnx, inputs/ and README.json.")
+    ] = None,
+    webdataset: Annotated[
+        Path | None, typer.Option(help="Of a collection: new folder for WebDataset tars, SPLIT-000000.tar.")
+    ] = None,
+    datasets: Annotated[
+        Path | None, typer.Option(help="Of a collection: new folder for load_from_disk of Hugging Face datasets.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Of a library: new folder for the selected pictures.")] = None,
     query: Annotated[str | None, typer.Option(help="Export the hits of this text.")] = None,
@@ -246,13 +255,20 @@ def export(
     ] = PicturePlacement.copy,
     engine: VectorAddress = None,
 ) -> None:
-    """Export a run as ONNX files (--onnx), or selected pictures of a library into a folder (--out).
+    """Export a run (--onnx), a collection (--webdataset, --datasets), or selected pictures of a library (--out).
 
-    ONNX files are compared with the matcher, and deleted if onnxruntime gives other vectors. Next to the pictures are
+    ONNX files are compared with the matcher, and deleted if onnxruntime gives other vectors. "calligram import
+    webdataset" and "calligram import datasets" restore a collection. Next to the pictures of a library are
     selection.csv and selection.json with ids, scores, captions and metadata.
     """
-    if (onnx is None) == (out is None):
-        raise UserError("give --onnx FOLDER for a run, or --out FOLDER for pictures of a library")
+    if sum(target is not None for target in (onnx, webdataset, datasets, out)) != 1:
+        raise UserError(
+            "give --onnx FOLDER for a run, --webdataset FOLDER or --datasets FOLDER for a collection, or --out FOLDER "
+            "for pictures of a library"
+        )
+    if webdataset is not None or datasets is not None:
+        _export_collection(source, webdataset, datasets)
+        return
     if onnx is not None:
         from calligram.cli.train import export_onnx_files
 
@@ -260,6 +276,25 @@ def export(
         return
     assert out is not None
     _export_selection(source, out, query, where, saved, k, everything, placing.value, engine)
+
+
+def _export_collection(source: Path, webdataset: Path | None, datasets: Path | None) -> None:
+    """Export a collection to one of the other formats."""
+    from calligram.data.collection import Collection
+    from calligram.data.export_collection import export_datasets, export_webdataset
+
+    collection = Collection.open(source)
+    if webdataset is not None:
+        report = export_webdataset(collection, webdataset, track=progress_bar)
+    else:
+        assert datasets is not None
+        report = export_datasets(collection, datasets, track=progress_bar)
+    target = webdataset or datasets
+    console.print(f"{report.images:,} images and {report.captions:,} captions in {target}", soft_wrap=True)
+    for id, reason in report.problems:
+        errors.print(f"left out: {id}: {reason}", soft_wrap=True)
+    if report.left_out:
+        errors.print(f"not exported, because the format has no place for them: {', '.join(report.left_out)}")
 
 
 def _export_selection(

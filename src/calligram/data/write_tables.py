@@ -121,7 +121,7 @@ class FilePlacer:
     def _shard(self, tar: Path) -> int:
         if tar not in self._shard_of:
             self._shard_of[tar] = len(self.shards)
-            if self.placing == "reference":
+            if self.placing == "reference" and tar not in self.movable:
                 self.shards.append(str(tar.resolve()))
             else:
                 name = f"shards/{len(self.shards):04d}-{tar.name}"

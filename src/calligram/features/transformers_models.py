@@ -6,22 +6,19 @@ A saved matcher holds the description, so that it can be opened without the hub 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
-import socket
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 from torch import nn
 
 from calligram.device import compile_enabled
 from calligram.errors import UserError
+from calligram.hub import look_for_hub
 
 log = logging.getLogger(__name__)
 
@@ -30,36 +27,6 @@ log = logging.getLogger(__name__)
 _IGNORED_CONFIG_KEYS = frozenset(
     ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id")
 )
-
-
-HUB_SECONDS = 5.0
-"""longest time in which the hub answers"""
-
-
-def look_for_hub(name: str) -> None:
-    """Read models from the local cache alone if the hub cannot be reached; call it before a model is loaded by name.
-
-    The libraries would try again for a minute, for every file. With a proxy the hub is not looked for.
-    """
-    if not Path(name).exists() and not _hub_answers():
-        from huggingface_hub import constants
-
-        constants.HF_HUB_OFFLINE = True
-
-
-@functools.cache
-def _hub_answers() -> bool:
-    """Whether a connection to the hub is possible."""
-    from huggingface_hub import constants
-
-    address = urlsplit(constants.ENDPOINT)
-    if address.scheme in getproxies():
-        return True
-    try:
-        socket.create_connection((address.hostname or "", address.port or 443), HUB_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def describe_architecture(config: Any) -> str:

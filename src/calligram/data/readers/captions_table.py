@@ -17,8 +17,10 @@ from calligram.data.readers.text_files import read_text
 from calligram.errors import UserError
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
-IMAGE_COLUMN_NAMES = ("file", "file_name", "filename", "image", "path", "id")
+IMAGE_COLUMN_NAMES = ("file", "file_name", "filename", "image", "path", "filepath", "id")
 CAPTION_COLUMN_NAMES = ("caption", "text", "sentence", "description", "captions")
+CLIP_IMAGE_COLUMN, CLIP_CAPTION_COLUMN = "filepath", "title"
+"""columns of the tables that programs for CLIP read; elsewhere a title is metadata"""
 SPLIT, IDENTITY = "split", "identity"
 
 
@@ -59,6 +61,8 @@ def read_table(path: Path, problems: Problems) -> list[CaptionRow]:
 def _parse_row(line: str, cells: TableCells, path: Path, problems: Problems) -> CaptionRow | None:
     plain = {name.strip().lower(): name for name in cells}
     image, caption = _first_column(plain, IMAGE_COLUMN_NAMES), _first_column(plain, CAPTION_COLUMN_NAMES)
+    if caption is None and CLIP_IMAGE_COLUMN in plain:
+        caption = plain.get(CLIP_CAPTION_COLUMN)
     if image is None and path.suffix.lower() != ".jsonl":
         raise UserError(
             f"{path} has the columns {', '.join(cells)}; one must name the image "
@@ -133,13 +137,16 @@ def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple
 
 
 def _separator(text: str) -> str:
-    """Return the separator of a ``.csv`` by its first line: spreadsheets write semicolons where commas are decimal."""
+    """Return the separator of a ``.csv`` by its first line.
+
+    Spreadsheets write semicolons where commas are decimal. Tables for CLIP have tabs, also in a ``.csv``.
+    """
     first = text.lstrip().partition("\n")[0]
-    return ";" if ";" in first and "," not in first else ","
+    return next((mark for mark in (";", "\t") if mark in first and "," not in first), ",")
 
 
 def _split_cells(text: str, comma: str, path: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    if comma == "\t":
+    if path.suffix.lower() == ".tsv":
         # In a .tsv, quotes have no special meaning. Captions may start or end with a quote.
         yield from (
             (n, line.rstrip("\r").split("\t")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()

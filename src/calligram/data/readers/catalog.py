@@ -27,10 +27,16 @@ READERS: Catalog[DatasetReader] = Catalog(
         "entities": "calligram.data.readers.entities:read_entities_collection",
         "cuhk-pedes": "calligram.data.readers.cuhk_pedes:read_cuhk_pedes",
         "scan": "calligram.data.readers.scan:read_scan",
+        "csv": "calligram.data.readers.folder:read_csv",
+        "webdataset": "calligram.data.readers.webdataset:read_webdataset",
+        "img2dataset": "calligram.data.readers.img2dataset:read_img2dataset",
+        "datasets": "calligram.data.readers.hugging_face:read_datasets",
     },
     "calligram.readers",
 )
 """function that reads each format"""
+NAMED_SOURCES = ("webdataset", "datasets")
+"""formats whose source may be a pattern or a hub name, which is no path; their readers say what they miss"""
 
 
 def reader(name: str) -> Callable[[R], R]:
@@ -73,7 +79,7 @@ def import_collection(
     read = READERS.find(format, "format")
     for path in (source, dest, *([images] if images else [])):
         refuse_other_encoding(path)
-    if not source.exists():
+    if not source.exists() and format not in NAMED_SOURCES:
         raise UserError(f"{source} does not exist; give the file or folder to import")
     if source.resolve().is_relative_to(dest.resolve()):
         raise UserError(f"the destination {dest} holds the source {source}; choose a destination outside it")

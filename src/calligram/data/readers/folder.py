@@ -51,6 +51,43 @@ def read_folder(source: ImportSource, problems: Problems) -> Draft:
     return draft
 
 
+def read_csv(source: ImportSource, problems: Problems) -> Draft:
+    """Read a table as programs for CLIP read it: only the pictures that it names, at any path.
+
+    Paths are absolute, or relative to ``--images`` or to the folder of the table. The separator may be a comma, a
+    semicolon or a tab.
+
+    Raises:
+        UserError: when the source is not a table.
+    """
+    if source.path.is_dir():
+        raise UserError(f"{source.path} is a folder; give the table, or use the format 'folder' for all its pictures")
+    table = _table(source)
+    assert table is not None
+    rows = read_table(table, problems)
+    found = _NamedPictures(source.images or source.folder)
+    draft = Draft(table.stem)
+    for name in dict.fromkeys(row.image for row in rows):
+        path = found.find(name)
+        if path is not None and path not in found.paths:
+            found.paths[path] = name
+            draft.images.append(ImageRecord(name, PictureFile(path)))
+    _add_rows(draft, rows, found, problems)
+    return draft
+
+
+class _NamedPictures:
+    """Pictures by their path in a table, absolute or relative to ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths: dict[Path, str] = {}
+
+    def find(self, name: str) -> Path | None:
+        path = self.root / name.replace("\\", "/")
+        return path if path.is_file() else None
+
+
 def _is_text(name: str) -> bool:
     try:
         name.encode()
@@ -119,7 +156,9 @@ def _report_shared(found: PictureIndex, sidecars: dict[Path, str], problems: Pro
             problems.repair("caption file of two pictures", ascii(name).strip("'"), detail)
 
 
-def _add_rows(draft: Draft, rows: Sequence[CaptionRow], found: PictureIndex, problems: Problems) -> None:
+def _add_rows(
+    draft: Draft, rows: Sequence[CaptionRow], found: PictureIndex | _NamedPictures, problems: Problems
+) -> None:
     """Add captions, splits, identities and metadata of all rows to their images."""
     by_path = {record.picture.path: record for record in draft.images if isinstance(record.picture, PictureFile)}
     numbers = identity_numbers([row.identity for row in rows if row.identity is not None])

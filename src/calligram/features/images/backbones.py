@@ -33,13 +33,13 @@ from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import (
     architecture_config,
     describe_architecture,
-    look_for_hub,
     quiet_transformers,
     run_with_compiled_layers,
     transformer_layers,
     without_overflow,
 )
 from calligram.files import parts_hash
+from calligram.hub import look_for_hub
 from calligram.progress import Track, silent
 from calligram.vectors import tensor_parts
 

@@ -29,11 +29,11 @@ from calligram.features.transformers_models import (
     describe_architecture,
     load_model,
     loading_error,
-    look_for_hub,
     quiet_transformers,
     run_with_compiled_layers,
 )
 from calligram.files import parts_hash
+from calligram.hub import look_for_hub
 from calligram.progress import Track, silent
 from calligram.vectors import tensor_parts
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from calligram.features.inputs import TextInput
 from calligram.features.texts.vocabulary import TokenRows
-from calligram.features.transformers_models import loading_error, look_for_hub
+from calligram.features.transformers_models import loading_error
+from calligram.hub import look_for_hub
 from calligram.progress import Track, silent
 
 TOKENIZER_FOLDER = "tokenizer"
