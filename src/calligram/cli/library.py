@@ -281,7 +281,8 @@ def export(
 def _export_collection(source: Path, webdataset: Path | None, datasets: Path | None) -> None:
     """Export a collection to one of the other formats."""
     from calligram.data.collection import Collection
-    from calligram.data.export_collection import export_datasets, export_webdataset
+    from calligram.data.readers.hugging_face import export_datasets
+    from calligram.data.readers.webdataset import export_webdataset
 
     collection = Collection.open(source)
     if webdataset is not None:

@@ -7,7 +7,8 @@ from calligram.errors import UserError
 
 
 def test_the_catalogue_has_every_documented_format() -> None:
-    assert set(READERS) == {"folder", "flickr8k", "karpathy", "coco", "entities", "cuhk-pedes", "scan"}
+    ours = {"folder", "flickr8k", "karpathy", "coco", "entities", "cuhk-pedes", "scan"}
+    assert set(READERS) == ours | {"csv", "webdataset", "img2dataset", "datasets"}
 
 
 def test_an_unknown_format_is_refused_with_the_nearest(tmp_path) -> None:

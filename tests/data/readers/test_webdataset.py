@@ -139,7 +139,7 @@ def test_a_table_of_clip_names_pictures_at_any_path(tmp_path, pictures, importer
     moved = tmp_path / "elsewhere.csv"
     moved.write_text("filepath,title\nb.jpg,again\n")
     assert list(importer("csv", moved, images=tmp_path / "pool", overwrite=True).images("id")) == ["b.jpg"]
-    with pytest.raises(UserError, match="is a folder; give the table"):
+    with pytest.raises(UserError, match="is a folder and no table; give the table"):
         importer("csv", tmp_path / "pool", overwrite=True)
 
 

@@ -29,7 +29,7 @@ READERS: Catalog[DatasetReader] = Catalog(
         "scan": "calligram.data.readers.scan:read_scan",
         "csv": "calligram.data.readers.folder:read_csv",
         "webdataset": "calligram.data.readers.webdataset:read_webdataset",
-        "img2dataset": "calligram.data.readers.img2dataset:read_img2dataset",
+        "img2dataset": "calligram.data.readers.webdataset:read_img2dataset",
         "datasets": "calligram.data.readers.hugging_face:read_datasets",
     },
     "calligram.readers",

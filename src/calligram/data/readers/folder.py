@@ -61,7 +61,9 @@ def read_csv(source: ImportSource, problems: Problems) -> Draft:
         UserError: when the source is not a table.
     """
     if source.path.is_dir():
-        raise UserError(f"{source.path} is a folder; give the table, or use the format 'folder' for all its pictures")
+        raise UserError(
+            f"{source.path} is a folder and no table; give the table, or use the format 'folder' for all its pictures"
+        )
     table = _table(source)
     assert table is not None
     rows = read_table(table, problems)

@@ -1,20 +1,34 @@
-"""Reader of Hugging Face ``datasets``: a folder of ``save_to_disk``, a folder that it can load, or a hub name."""
+"""Hugging Face ``datasets``: read a folder of ``save_to_disk``, a folder that it can load, or a hub name; write one."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from calligram.data.collection import Collection
 from calligram.data.draft import Draft, PictureFile, Problems
-from calligram.data.readers.samples import Sample, draft_of_samples, read_columns
+from calligram.data.readers.picture_files import TarShards
+from calligram.data.readers.samples import (
+    NO_SPLIT,
+    RECORD_KEY,
+    Sample,
+    SampleExport,
+    draft_of_samples,
+    export_report,
+    picture_bytes,
+    read_columns,
+    samples_by_split,
+    write_samples,
+)
 from calligram.data.readers.source import ImportSource
-from calligram.data.tar_shards import TarShards
 from calligram.errors import UserError
 from calligram.extras import require
 from calligram.hub import look_for_hub
+from calligram.progress import Track, silent
 
 KEY_COLUMNS = ("id", "image_id", "img_id", "key", "filename", "file_name")
 """columns that name an image, where their values are different in all rows"""
@@ -22,8 +36,10 @@ SAVED_FILES = ("state.json", "dataset_dict.json")
 """files of a folder that ``save_to_disk`` wrote"""
 ONLY_SPLIT = "train"
 """name that ``datasets`` gives to data without splits"""
-NO_SPLIT = "unassigned"
-"""name that ``calligram export`` gives to images without a split, where others have one"""
+HUB_SPLITS = {"dev": "validation"}
+"""names of splits that other programs expect"""
+WRITE_BATCH_ROWS = 64
+"""rows of a batch in memory; pictures of a phone take 5 MB each"""
 
 
 def read_datasets(source: ImportSource, problems: Problems) -> Draft:
@@ -63,7 +79,7 @@ def _load(library: Any, source: Path, cache: Path) -> Mapping[str, Any]:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"the data set '{name}' could not be loaded ({reason}); give a folder of save_to_disk, a folder of "
+            f"no data set could be loaded from '{name}' ({reason}); give a folder of save_to_disk, a folder of "
             "pictures with metadata.csv, a folder of Parquet files, or a hub name"
         ) from error
     return loaded if isinstance(loaded, dict) else {str(loaded.split or ONLY_SPLIT): loaded}
@@ -137,3 +153,44 @@ def _placed(picture: Mapping[str, Any] | None, name: str, shards: TarShards) -> 
         suffix = Path(path).suffix.lower()
         return shards.add({name + suffix: picture["bytes"]})[0]
     return PictureFile(Path(path)) if path and Path(path).is_file() else None
+
+
+def export_datasets(collection: Collection, target: Path, *, track: Track = silent) -> SampleExport:
+    """Write a folder for ``datasets.load_from_disk``: columns ``id``, ``image``, ``captions`` and the record.
+
+    Raises:
+        UserError: when the target exists, no image has a picture, or ``datasets`` is not installed.
+    """
+    library = require("datasets", extra="datasets", purpose="an export for Hugging Face datasets")
+    kinds = {"id": library.Value("string"), "image": library.Image(decode=False)}
+    features = library.Features(
+        {**kinds, "captions": library.List(library.Value("string")), RECORD_KEY: library.Value("string")}
+    )
+
+    def write(folder: Path) -> SampleExport:
+        problems: list[tuple[str, str]] = []
+        tables = {}
+        for split, chosen in samples_by_split(collection).items():
+            with library.arrow_writer.ArrowWriter(
+                path=str(folder.parent / f"{split}.arrow"), features=features, writer_batch_size=WRITE_BATCH_ROWS
+            ) as writer:
+                for image in track(chosen, f"writing {split}", len(chosen)):
+                    if (data := picture_bytes(collection, image, problems)) is not None:
+                        picture = {"bytes": data, "path": f"{image.row:09d}{image.suffix}"}
+                        about = json.dumps(image.record, ensure_ascii=False)
+                        writer.write(
+                            {"id": image.record["id"], "image": picture, "captions": image.captions, RECORD_KEY: about}
+                        )
+                if writer.finalize()[0]:
+                    table = library.Dataset.from_file(str(folder.parent / f"{split}.arrow"))
+                    tables[HUB_SPLITS.get(split, split)] = table.cast_column("image", library.Image())
+        bars = library.are_progress_bars_disabled()
+        library.disable_progress_bars()
+        try:
+            library.DatasetDict(tables).save_to_disk(str(folder))
+        finally:
+            if not bars:
+                library.enable_progress_bars()
+        return export_report(collection, sum(len(table) for table in tables.values()), problems)
+
+    return write_samples(collection, target, write)

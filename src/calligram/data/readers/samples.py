@@ -1,17 +1,21 @@
 """Samples of other data sets: a picture with its texts and columns, as one row of a table or one key of a tar.
 
-What ``calligram export`` wrote is restored exactly from the record of each sample: see ``RECORD_SCHEMA``.
+An export of a collection adds a record to each sample, ``RECORD_SCHEMA``, from which an import restores ids, splits,
+identities, metadata, and captions of several images.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValue, PictureFile, Problems, TarMember
+from calligram.data.pictures import PictureError
 from calligram.data.readers.captions_table import (
     CAPTION_COLUMN_NAMES,
     IDENTITY,
@@ -21,10 +25,17 @@ from calligram.data.readers.captions_table import (
     identity_numbers,
 )
 from calligram.data.readers.source import SPLIT_NAMES, canonical_split
+from calligram.errors import UserError
+from calligram.files import NEW_FOLDER, check_space, move_folder, scratch_folder
+from calligram.picture_formats import PICTURE_SUFFIXES
 from calligram.records import integer, list_of, map_of, optional, record, text
 
 RECORD_KEY = "calligram"
 """key of a sample under which the export keeps what other programs have no place for"""
+NO_SPLIT = "unassigned"
+"""name that the export gives to images without a split"""
+NOT_EXPORTED = ("regions", "phrases", "also_true")
+"""tables that have no place in the other formats"""
 
 
 def _plain_value(value: Any, where: str) -> None:
@@ -174,3 +185,99 @@ def named_split(names: Iterable[str]) -> str | None:
         if found:
             return found
     return None
+
+
+class SampleExport(NamedTuple):
+    """What was written, and what was left out."""
+
+    images: int
+    captions: int
+    problems: list[tuple[str, str]]
+    """id of each image without a readable picture, and why"""
+    left_out: list[str]
+    """tables of the collection that the format has no place for"""
+
+
+class ExportedSample(NamedTuple):
+    """An image of a collection as it is exported."""
+
+    row: int
+    split: str
+    suffix: str
+    record: dict[str, Any]
+
+    @property
+    def captions(self) -> list[str]:
+        """The texts of its captions."""
+        return [caption["text"] for caption in self.record["captions"]]
+
+
+def write_samples(collection: Collection, target: Path, write: Callable[[Path], SampleExport]) -> SampleExport:
+    """Call ``write`` with a new folder, and rename it to the target when it is complete."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} exists; give the name of a new folder")
+    with scratch_folder(target) as scratch:
+        folder = scratch / NEW_FOLDER
+        folder.mkdir()
+        check_space(folder, int(collection.numbers("images", "bytes").sum()))
+        report = write(folder)
+        if not report.images:
+            why = f"; the first: {report.problems[0][1]}" if report.problems else ""
+            raise UserError(f"no image of {collection.folder} has a picture, so there is nothing to export{why}")
+        if target.exists():
+            target.rmdir()
+        move_folder(folder, target)
+    return report
+
+
+def export_report(collection: Collection, images: int, problems: list[tuple[str, str]]) -> SampleExport:
+    """The report of an export of ``images`` images."""
+    left_out = [name for name in NOT_EXPORTED if collection.has(name)] + ["features"] * bool(collection.features)
+    return SampleExport(images, len(collection.table("captions")), problems, left_out)
+
+
+def samples_by_split(collection: Collection) -> Mapping[str, list[ExportedSample]]:
+    """The images of each split; ``NO_SPLIT`` names those that have none."""
+    found: dict[str, list[ExportedSample]] = {}
+    for image in _exported_images(collection):
+        found.setdefault(image.split or NO_SPLIT, []).append(image)
+    return found
+
+
+def _exported_images(collection: Collection) -> Iterator[ExportedSample]:
+    columns = {name: collection.column("images", name) for name in ("id", "split", "identity", "path")}
+    metadata = {name: collection.column("images", name) for name in collection.metadata_columns}
+    captions = _captions_of_images(collection)
+    for row, (name, split, identity, path) in enumerate(zip(*columns.values(), strict=True)):
+        suffix = Path(str(path)).suffix.lower()
+        record = {
+            **{"id": name, "split": split, "identity": identity},
+            "metadata": _given(metadata, row),
+            "captions": captions.get(row, []),
+        }
+        yield ExportedSample(row, str(split or ""), suffix if suffix in PICTURE_SUFFIXES else ".jpg", record)
+
+
+def _captions_of_images(collection: Collection) -> dict[int, list[dict[str, Any]]]:
+    ids, texts = collection.column("captions", "id"), collection.column("captions", "text")
+    metadata = {name: collection.column("captions", name) for name in collection.caption_metadata_columns}
+    found: dict[int, list[dict[str, Any]]] = {}
+    pairs = zip(collection.numbers("matches", "image"), collection.numbers("matches", "caption"), strict=True)
+    for image, caption in pairs:
+        one = {"id": ids[caption], "text": texts[caption]}
+        more = _given(metadata, int(caption))
+        found.setdefault(int(image), []).append({**one, "metadata": more} if more else one)
+    return found
+
+
+def _given(columns: Mapping[str, list[MetadataValue]], row: int) -> dict[str, MetadataValue]:
+    return {name: values[row] for name, values in columns.items() if values[row] is not None}
+
+
+def picture_bytes(collection: Collection, image: ExportedSample, problems: list[tuple[str, str]]) -> bytes | None:
+    """The bytes of a picture; None where it cannot be read, which is added to the problems."""
+    try:
+        return collection.pictures.read(image.row)
+    except PictureError as error:
+        problems.append((str(image.record["id"]), str(error)))
+        return None

@@ -1,6 +1,7 @@
-"""Reader of WebDataset tars: files with the same name up to the first dot are one sample, such as 0001.jpg, 0001.txt.
+"""WebDataset tars, read and written, and folders that img2dataset wrote in each of its layouts.
 
-The pictures stay in their tars and are read at their offsets, so nothing is unpacked.
+In a tar, files with the same name up to the first dot are one sample, such as 0001.jpg and 0001.txt. The pictures stay
+in their tars and are read at their offsets, so nothing is unpacked.
 """
 
 from __future__ import annotations
@@ -10,21 +11,44 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from calligram.data.draft import Draft, Problems, TarMember
-from calligram.data.pictures import PICTURE_SUFFIXES
-from calligram.data.readers.picture_files import tar_members
-from calligram.data.readers.samples import Sample, draft_of_samples, named_split, read_columns
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from calligram.data.collection import Collection
+from calligram.data.draft import Draft, PictureFile, Problems, TarMember
+from calligram.data.readers.picture_files import SHARD_BYTES, PictureIndex, TarShards, tar_members
+from calligram.data.readers.samples import (
+    RECORD_KEY,
+    Sample,
+    SampleExport,
+    draft_of_samples,
+    export_report,
+    named_split,
+    picture_bytes,
+    read_columns,
+    samples_by_split,
+    write_samples,
+)
 from calligram.data.readers.source import ImportSource
-from calligram.data.readers.text_files import decode_text, read_lines
+from calligram.data.readers.text_files import decode_text, read_lines, read_text
 from calligram.errors import UserError
 from calligram.files import read_regular
+from calligram.picture_formats import PICTURE_SUFFIXES
+from calligram.progress import Track, silent
 
 TAR_SUFFIX, COLUMNS_SUFFIX = ".tar", ".json"
 TEXT_SUFFIXES = (".txt", ".text", ".caption")
 MAX_TEXT_MEMBER_BYTES = 10_000_000
 """longer texts of one sample are not captions"""
 NUMBER_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+PICTURE_COLUMNS = ("jpg", "png", "webp")
+"""columns of a Parquet file with the bytes of the pictures, by encoding"""
+UNUSED_COLUMNS = ("key", "status", "error_message", "width", "height")
+"""entries about the download, and the size, which is measured at import"""
+DOWNLOADED = "success"
+READ_BATCH_ROWS = 256
 
 
 def read_webdataset(source: ImportSource, problems: Problems) -> Draft:
@@ -109,11 +133,11 @@ def _sample(tar: Path, key: str, members: list[TarMember], problems: Problems) -
             _add_json(sample, member, problems)
         elif suffix in TEXT_SUFFIXES:
             lines.append(_member_text(member, problems) or "")
-    join_captions(sample, lines)
+    _join_captions(sample, lines)
     return sample
 
 
-def join_captions(sample: Sample, texts: Iterable[str]) -> None:
+def _join_captions(sample: Sample, texts: Iterable[str]) -> None:
     """Add captions of text files, one per line, to those of the ``.json``, which often repeats them."""
     known = set(sample.captions)
     lines = [line.strip() for text in texts if text.strip() not in known for line in text.split("\n")]
@@ -123,10 +147,10 @@ def join_captions(sample: Sample, texts: Iterable[str]) -> None:
 def _add_json(sample: Sample, member: TarMember, problems: Problems) -> None:
     text = _member_text(member, problems)
     if text is not None:
-        add_json_columns(sample, text, problems)
+        _add_json_columns(sample, text, problems)
 
 
-def add_json_columns(sample: Sample, text: str, problems: Problems) -> None:
+def _add_json_columns(sample: Sample, text: str, problems: Problems) -> None:
     """Add the entries of a sample's ``.json``: an object, or a list of captions."""
     try:
         columns = json.loads(text)
@@ -149,3 +173,118 @@ def _member_text(member: TarMember, problems: Problems) -> str | None:
         problems.skip("unreadable text of a sample", f"{member.tar.stem}/{member.name}", str(error.strerror))
         return None
     return decode_text(data, f"{member.tar.stem}/{member.name}", problems)
+
+
+def read_img2dataset(source: ImportSource, problems: Problems) -> Draft:
+    """Read the shards of a folder. Links that could not be downloaded are listed as problems."""
+    folder = source.path
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give the output folder of img2dataset")
+    tars, tables = sorted(folder.rglob("*.tar")), sorted(folder.rglob("*.parquet"))
+    shards = None
+    if tars:
+        samples = [sample for tar in tars for sample in tar_samples(tar, problems)]
+    elif any(_picture_column(table) for table in tables):
+        assert source.scratch is not None
+        with TarShards(source.scratch, "pictures") as shards:
+            samples = [one for table in tables for one in _parquet_samples(table, shards, problems)]
+    else:
+        samples = list(_file_samples(folder, problems))
+    for table in tables:
+        _report_failures(table, problems)
+    for sample in samples:
+        sample.metadata = {name: value for name, value in sample.metadata.items() if name not in UNUSED_COLUMNS}
+    draft = draft_of_samples(folder.resolve().name, samples, problems)
+    draft.reader_arrays = frozenset(shards.files if shards else ())
+    draft.about["source"] = "img2dataset"
+    return draft
+
+
+def _opened(table: Path) -> Any:
+    try:
+        return pq.ParquetFile(table)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{table} is not a whole Parquet file ({error}); remove it, or download it again") from error
+
+
+def _picture_column(table: Path) -> str | None:
+    names = _opened(table).schema_arrow.names
+    return next((name for name in PICTURE_COLUMNS if name in names), None)
+
+
+def _parquet_samples(table: Path, shards: TarShards, problems: Problems) -> Iterator[Sample]:
+    """Rows with a picture, whose bytes are moved to a tar."""
+    column = _picture_column(table)
+    split = named_split((table.name, table.parent.name))
+    for number, row in enumerate(_rows(table)):
+        data = row.pop(column, None) if column else None
+        if row.get("status", DOWNLOADED) != DOWNLOADED:
+            continue  # listed with all links that failed
+        key = str(row.get("key") or f"{number:09d}")
+        if not data:
+            problems.skip("sample without a picture", f"{table.stem}/{key}", f"no bytes in column {column}")
+            continue
+        (member,) = shards.add({f"{table.stem}/{key}.{column}": data})
+        sample = Sample(key, table.stem, member)
+        read_columns(sample, row, problems)
+        sample.split = sample.split or split
+        yield sample
+
+
+def _rows(table: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    try:
+        for batch in _opened(table).iter_batches(READ_BATCH_ROWS, columns=columns):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{table} is damaged ({error}); download it again") from error
+
+
+def _file_samples(folder: Path, problems: Problems) -> Iterator[Sample]:
+    """Pictures with a ``.txt`` and a ``.json`` of the same name."""
+    for name, path in PictureIndex(folder, problems).paths.items():
+        sample = Sample(path.stem, path.parent.name, PictureFile(path))
+        if path.with_suffix(".json").is_file():
+            _add_json_columns(sample, read_text(path.with_suffix(".json"), problems), problems)
+        if path.with_suffix(".txt").is_file():
+            _join_captions(sample, [read_text(path.with_suffix(".txt"), problems)])
+        sample.split = sample.split or named_split(name.split("/")[:-1])
+        yield sample
+
+
+def _report_failures(table: Path, problems: Problems) -> None:
+    names = _opened(table).schema_arrow.names
+    wanted = [name for name in ("key", "url", "status", "error_message") if name in names]
+    for number, row in enumerate(_rows(table, wanted)) if "status" in wanted else ():
+        if row["status"] != DOWNLOADED:
+            item = f"{table.stem}/{row.get('key') or number}"
+            problems.skip("not downloaded", item, f"{row.get('url')}: {row.get('error_message')}")
+
+
+def export_webdataset(
+    collection: Collection, target: Path, *, shard_bytes: int = SHARD_BYTES, track: Track = silent
+) -> SampleExport:
+    """Write WebDataset tars ``SPLIT-000000.tar`` with a picture, a ``.txt`` and a ``.json`` for each image.
+
+    The ``.txt`` holds one caption per line. Equal collections give equal bytes.
+
+    Raises:
+        UserError: when the target exists, or no image has a picture.
+    """
+
+    def write(folder: Path) -> SampleExport:
+        problems: list[tuple[str, str]] = []
+        images = 0
+        for split, chosen in samples_by_split(collection).items():
+            with TarShards(folder, split, shard_bytes) as shards:
+                for image in track(chosen, f"writing {split}", len(chosen)):
+                    if (data := picture_bytes(collection, image, problems)) is None:
+                        continue
+                    # A key has no dots, which end it, and is the same in all runs.
+                    key, texts = f"{image.row:09d}", [" ".join(text.split("\n")) for text in image.captions]
+                    about = {"captions": image.captions, "split": image.record["split"], RECORD_KEY: image.record}
+                    files = {f"{key}{image.suffix}": data, f"{key}.txt": "\n".join(texts).encode()}
+                    shards.add(files | {f"{key}.json": json.dumps(about, ensure_ascii=False).encode()})
+                    images += 1
+        return export_report(collection, images, problems)
+
+    return write_samples(collection, target, write)

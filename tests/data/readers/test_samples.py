@@ -10,8 +10,9 @@ from PIL import Image
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
-from calligram.data.export_collection import export_datasets, export_webdataset
 from calligram.data.readers.catalog import import_collection
+from calligram.data.readers.hugging_face import export_datasets
+from calligram.data.readers.webdataset import export_webdataset
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
@@ -158,7 +159,9 @@ def test_a_hub_name_without_the_hub_is_one_line(tmp_path, datasets, monkeypatch)
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(UserError, match=r"'nobody/nothing' could not be loaded \(.*Hub.*\); give a folder") as error:
+    with pytest.raises(
+        UserError, match=r"no data set could be loaded from 'nobody/nothing' \(.*Hub.*\); give a folder"
+    ) as error:
         import_collection("datasets", type(tmp_path)("nobody/nothing"), tmp_path / "made")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "made").exists()
