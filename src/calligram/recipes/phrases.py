@@ -199,7 +199,9 @@ class _PhraseTowers:
                     raise UserError("neighbourhood constraints need extra_pairs=neighbours")
                 objective = NeighbourhoodObjective(term.weights, term.margin, term.top_k)
             weighted = objective if term.weight == 1 else JointObjective((term.weight, objective))
-            made = own.optim.stage(each.name or term.name, own.epochs, weighted, self.batches, own.lr)
+            constrained = term.name != "logistic" and any(term.weights[2:])
+            batches = self.batches if constrained else self.batches.without_neighbourhoods()
+            made = own.optim.stage(each.name or term.name, own.epochs, weighted, batches, own.lr)
             found.append(replace(made, resets_best=each.resets_best))
         return tuple(found)
 

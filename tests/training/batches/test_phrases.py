@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from calligram.data.grounding import GroundedPhrases, ImageBoxes
+from calligram.features.images.region_input import RegionRows
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.training.batches.phrase_pairs import PhrasePairs
-from calligram.training.batches.phrases import draw_pairs, draw_triplets
+from calligram.training.batches.phrases import PhraseBatches, draw_pairs, draw_triplets
 
 WORDS = ("a dog", "A  Dog", "the puppy", "a man", "someone", "grass", "a hat")
 
@@ -194,6 +198,43 @@ def test_the_draws_of_a_set_are_reproducible_and_differ_between_epochs():
     assert one.regions.tolist() == two.regions.tolist()
     assert (one.image_target == two.image_target).all()
     assert one.regions.tolist() != three.regions.tolist()
+
+
+class TextVectors:
+    def take(self, rows):
+        return torch.from_numpy(rows).float()[:, None], torch.ones(len(rows), 1, dtype=torch.bool)
+
+
+def batches_of(world, **options):
+    """Batches whose features are the numbers of the regions."""
+    numbers = np.arange(len(world.truth) + len(world.proposals), dtype=np.float16)[:, None].repeat(3, axis=1)
+    inputs = SimpleNamespace(images=SimpleNamespace(finish=lambda rows: rows.float() + 0.5))
+    truth, proposals = np.split(numbers, [len(world.truth)])
+    draw = partial(draw_triplets, extra="neighbours")
+    return PhraseBatches(
+        world.pairs, inputs, RegionRows(truth), RegionRows(proposals), TextVectors(), draw, seed=0, size=6, **options
+    )
+
+
+@pytest.mark.parametrize("keep_on_device", [True, False])
+def test_batches_have_the_features_of_their_regions_whether_or_not_these_stay_on_the_device(keep_on_device):
+    batches = batches_of(World(0), keep_on_device=keep_on_device)
+    for step, batch in enumerate(batches.epoch(1)):
+        drawn = batches.drawn(1, step)
+        assert batch.images.dtype == torch.float32
+        assert (batch.images == torch.from_numpy(drawn.regions)[:, None] + 0.5).all()
+        assert batch.image_target.shape == (len(batch.images), len(batch.texts))
+        assert batch.image_neighbours.shape == (drawn.paired, len(batch.images))
+    assert step == len(batches) - 1
+
+
+def test_batches_without_neighbourhoods_are_the_same_otherwise():
+    batches = batches_of(World(0))
+    for given, other in zip(batches.epoch(0), batches.without_neighbourhoods().epoch(0), strict=True):
+        assert other.image_neighbours is None
+        assert other.text_neighbours is None
+        assert torch.equal(given.images, other.images)
+        assert torch.equal(given.text_target, other.text_target)
 
 
 # Four images, one chain each. Every chain has its truth region (its number) and one proposal (its number plus four).

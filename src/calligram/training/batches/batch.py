@@ -22,8 +22,8 @@ from calligram.files import text_hash
 from calligram.progress import Track, silent
 from calligram.training.cuda_graphs import pad_words
 
-DEVICE_BYTES, DEVICE_SHARE = 4 << 30, 0.25
-"""training images are kept in GPU memory up to this size, and up to this share of its free memory"""
+DEVICE_BYTES, DEVICE_SHARE = 8 << 30, 0.25
+"""training images and regions are kept in GPU memory up to this size, and up to this share of its free memory"""
 DEVICE_PART_IMAGES = 512
 """images that are copied into GPU memory at once"""
 DRAWN_MULTIPLE, PAIRED_MULTIPLE = 64, 8

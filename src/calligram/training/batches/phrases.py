@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Encoded, Matcher
-from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
+from calligram.training.batches.batch import Batch, ExtraPairs, copy_to_device, derived_seed, fits_device
 from calligram.training.batches.phrase_pairs import Ints, PhrasePairs, Targets
 from calligram.training.objectives.objective import Objective
 
@@ -222,6 +223,7 @@ class PhraseBatches:
         sets: int | None = None,
         device: torch.device | str = "cpu",
         processes: Processes | None = None,
+        keep_on_device: bool | None = None,
     ) -> None:
         """Args:
         truth: features of the truth region of each chain.
@@ -230,14 +232,25 @@ class PhraseBatches:
         draw: ``draw_triplets`` or ``draw_pairs``, with its options.
         size: number of pairs in a set.
         sets: number of sets in an epoch; all when None.
+        keep_on_device: whether the features of all regions are copied to the device first; None for features that fit
+            into the memory of a GPU. A batch with all candidates of step 3b has 30,000 regions.
         """
         if len(pairs) < 2:
             raise UserError(f"training needs at least 2 pairs of a region and a phrase, this split has {len(pairs)}")
         self.pairs, self.inputs, self.draw, self.seed = pairs, inputs, draw, seed
-        self._truth, self._proposals, self._texts = truth, proposals, texts
+        self._regions, self._texts = _Regions(truth, proposals), texts
         self.size = min(size, len(pairs))
         self._sets = len(pairs) // self.size if sets is None else min(sets, len(pairs) // self.size)
         self.device, self.processes = torch.device(device), processes or Processes()
+        fits = fits_device(self._regions, self.device) if keep_on_device is None else keep_on_device
+        self._device_regions = copy_to_device(self._regions, self.device) if fits else None
+        self._neighbourhoods = True
+
+    def without_neighbourhoods(self) -> PhraseBatches:
+        """The same batches without ``Batch.image_neighbours`` and ``Batch.text_neighbours``, which take time."""
+        other = copy(self)
+        other._neighbourhoods = False
+        return other
 
     def __len__(self) -> int:
         """Sets in an epoch; pairs that do not fill a set are left out until the next shuffle."""
@@ -261,13 +274,16 @@ class PhraseBatches:
             return host.map_tensors(pin_if_large) if self.device.type == "cuda" else host
 
         for host in prepare_ahead(prepare, range(start, len(self))):
-            yield host.map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True))
+            batch = host.map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True))
+            rows = batch.images if self._device_regions is None else self._device_regions[batch.images]
+            yield replace(batch, images=self.inputs.images.finish(rows))
 
     def _host(self, number: int, step: int) -> Batch:
         drawn = self.drawn(number, step)
         words, mask = self._texts.take(self.processes.share(drawn.texts))
+        mine = self.processes.share(drawn.regions)
         host = Batch(
-            self.inputs.images.finish(self.take(self.processes.share(drawn.regions))),
+            self._regions.take(mine) if self._device_regions is None else torch.from_numpy(mine),
             words,
             mask,
             torch.from_numpy(drawn.image_target),
@@ -275,7 +291,7 @@ class PhraseBatches:
             torch.from_numpy(self.pairs.chain_of_region[drawn.regions]),
             torch.from_numpy(self.pairs.chain_of_region[drawn.regions[drawn.text_target.argmax(axis=1)]]),
         )
-        if drawn.paired is None:
+        if drawn.paired is None or not self._neighbourhoods:
             return host
         paired, background = np.split(drawn.regions, [drawn.paired])
         images, texts = self.pairs.neighbourhoods(paired, background, drawn.texts)
@@ -283,11 +299,27 @@ class PhraseBatches:
 
     def take(self, regions: Ints) -> Tensor:
         """Features of regions, by their numbers in ``PhrasePairs``."""
+        return self._regions.take(regions)
+
+
+class _Regions:
+    """Features of all regions by their numbers in ``PhrasePairs``: truth regions first, then proposals."""
+
+    def __init__(self, truth: ImageRows, proposals: ImageRows) -> None:
+        self._truth, self._proposals = truth, proposals
+
+    def __len__(self) -> int:
+        return len(self._truth) + len(self._proposals)
+
+    def take(self, rows: Ints) -> Tensor:
+        """Return the features of these regions."""
         count = len(self._truth)
-        is_truth = regions < count
-        one, two = self._truth.take(regions[is_truth]), self._proposals.take(regions[~is_truth] - count)
-        order = np.argsort(np.concatenate([np.flatnonzero(is_truth), np.flatnonzero(~is_truth)]))
-        return torch.cat([one, two])[torch.from_numpy(order)]
+        is_truth = rows < count
+        truth, proposals = self._truth.take(rows[is_truth]), self._proposals.take(rows[~is_truth] - count)
+        found = proposals.new_empty((len(rows), *proposals.shape[1:]))
+        found.index_copy_(0, torch.from_numpy(np.flatnonzero(is_truth)), truth)
+        found.index_copy_(0, torch.from_numpy(np.flatnonzero(~is_truth)), proposals)
+        return found
 
 
 class DrawnPairsObjective(Objective):
