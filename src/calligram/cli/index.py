@@ -23,6 +23,8 @@ COUNT_LABELS = {
     "returned": "restored",
     "touched": "with another date but the same content",
     "described": "with other captions or metadata",
+    "text_in_picture": "read for text",
+    "town": "located",
     "gone": "gone",
     "problem": "unusable",
     "still bad": "unusable as before",
@@ -60,6 +62,13 @@ def index(
             help="Build the library again with another matcher. The old one serves until the new one is complete."
         ),
     ] = False,
+    read_text: Annotated[
+        bool | None,
+        typer.Option("--read-text/--no-read-text", help="Find text inside pictures, for searches by words."),
+    ] = None,
+    towns: Annotated[
+        bool | None, typer.Option("--towns/--no-towns", help="Name the nearest town of each picture with a position.")
+    ] = None,
     problems: Annotated[Path | None, typer.Option(help="Only list the unusable files of this library.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
@@ -78,6 +87,7 @@ def index(
         with fast_imports():
             import_lancedb_for_command()
             from calligram.device import device_named
+            from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN
             from calligram.search.indexing.run import index_source, stage_source
             from calligram.search.indexing.shards import Shard
             from calligram.search.library.matchers import LibraryMatchers
@@ -93,9 +103,11 @@ def index(
                 from calligram.search.indexing.ray import stage_over_ray
 
                 stage_over_ray(ray, models, source, out, rebuild=rebuild, device=device, track=progress_bar)
+            added = {TEXT_COLUMN: read_text, PLACE_COLUMN: towns}
             report = index_source(
-                models, source, out, engine=engine, again=again, rebuild=rebuild, device=where, track=progress_bar
-            )
+                models, source, out, engine=engine, again=again, rebuild=rebuild, added=added, device=where,
+                track=progress_bar,
+            )  # fmt: skip
     if share is not None:
         console.print(
             f"shard {shard}: {count:,} pictures encoded; when all shards are done, run the command without --shard",

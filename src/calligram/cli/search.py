@@ -13,7 +13,7 @@ from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
 from calligram.cli.screen import console, errors, show_spinner
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.query import Query
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.selection import SavedSearch
 
 
+SHOWN_TEXT_CHARACTERS = 80
 PIPE_WIDTH = 10_000
 """columns of a table that another program reads, so that a path stays on one line"""
 
@@ -114,7 +115,7 @@ def search(
             f"the last {results.truncated_words} words were not used: the text is longer than the matcher reads"
         )
     if as_json:
-        typer.echo(json.dumps(_content(results, captions), ensure_ascii=False))
+        typer.echo(json.dumps(_content(results, searcher, captions), ensure_ascii=False))
     elif paths or null:
         _print_paths(results, searcher, "\0" if null else "\n")
     else:
@@ -190,11 +191,13 @@ def _save(
         errors.print(f"replaced the saved search '{name}'")
 
 
-def _content(results: Results, captions: bool) -> dict[str, object]:
+def _content(results: Results, searcher: Searcher, captions: bool) -> dict[str, object]:
     """The results for --json."""
     hits = [{"id": hit.id, "score": hit.score, "rank": hit.rank, "path": hit.path} for hit in results.hits]
     if captions:
         hits = [{**content, "text": hit.text} for content, hit in zip(hits, results.hits, strict=True)]
+    elif written := _written(results, searcher):
+        hits = [{**content, "text_in_picture": written.get(str(content["id"]), "")} for content in hits]
     return {
         "hits": hits,
         "below": results.below_cutoff,
@@ -202,6 +205,17 @@ def _content(results: Results, captions: bool) -> dict[str, object]:
         "took": round(1000 * results.seconds, 3),
         "recall": results.recall,
     }
+
+
+def _written(results: Results, searcher: Searcher) -> dict[str, str]:
+    """Text inside the pictures of the hits, by id; empty where the library has not read any."""
+    from calligram.search.filters.columns import TEXT_COLUMN
+
+    if TEXT_COLUMN not in searcher.library.kinds:
+        return {}
+    ids = [hit.id for hit in results.hits]
+    found = zip(ids, searcher.library.captions_and_metadata(ids)[1], strict=True)
+    return {id: str(metadata[TEXT_COLUMN]) for id, metadata in found if metadata.get(TEXT_COLUMN)}
 
 
 def _print_paths(results: Results, searcher: Searcher, end: str) -> None:
@@ -233,10 +247,17 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     # Images in the shards of a collection have no path, so their name is shown; and that of a frame after its video.
     unnamed = [hit.id for hit in results.hits if not captions and (hit.path is None or is_video(hit.path))]
     names = searcher.library.names(unnamed)
+    written = {} if captions else _written(results, searcher)
+    if written:
+        table.add_column("text in the picture", overflow="fold")
     for hit in results.hits:
         shown = [hit.text or hit.path, names.get(hit.id)]
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", " ".join(filter(None, shown)))
+        text = [" ".join(written.get(hit.id, "").split())[:SHOWN_TEXT_CHARACTERS]] if written else []
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", " ".join(filter(None, shown)), *text)
     console.print(table, width=None if console.is_terminal else PIPE_WIDTH)
+    if not captions and any(hit.path is None for hit in results.hits):
+        exported = command("calligram", "export", searcher.library.folder, "--query", "TEXT", "--out", "FOLDER")
+        console.print(f"hits without a path are inside other files; {exported} writes them as files", style="dim")
     if results.below_cutoff:
         console.print(_more(results))
     if results.depth:

@@ -7,7 +7,6 @@ import hmac
 import io
 import ipaddress
 import logging
-import re
 import secrets
 import time
 from typing import Any
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.picture_formats import PICTURE_FORMATS, is_heif, needs_conversion, open_image
+from calligram.search.filters.parser import named_columns
 from calligram.serve.metrics import Metrics, RateLimits, client_of
 from calligram.serve.schema import ErrorAnswer
 from calligram.serve.settings import PLACE_COLUMNS, ServerSettings
@@ -346,8 +346,8 @@ def sees_places(request: Request, settings: ServerSettings) -> bool:
 
 def refuse_places(request: Request, settings: ServerSettings, where: str) -> None:
     """Refuse a condition on places, by which a client could find out what it may not know."""
-    if where and not sees_places(request, settings) and re.search("|".join(PLACE_COLUMNS), where, re.IGNORECASE):
-        raise RefusedRequest(403, "conditions on latitude and longitude are switched off; see --show-places")
+    if where and not sees_places(request, settings) and named_columns(where) & set(PLACE_COLUMNS):
+        raise RefusedRequest(403, "conditions on places are switched off; see --show-places")
 
 
 def without_place(picture: bytes) -> bytes:

@@ -6,7 +6,6 @@ The official package ``mcp`` (extra ``mcp``) speaks the protocol over standard i
 from __future__ import annotations
 
 import io
-import re
 import threading
 from collections.abc import Callable
 from functools import wraps
@@ -17,6 +16,8 @@ import calligram
 from calligram.data.pictures import decode
 from calligram.errors import UserError
 from calligram.extras import require
+from calligram.search.filters.columns import TEXT_COLUMN
+from calligram.search.filters.parser import named_columns
 from calligram.search.library.library import Library
 from calligram.search.query.query import ItemId
 from calligram.search.query.searcher import Results, Searcher
@@ -128,17 +129,20 @@ class LibraryTools:
 
     def _condition(self, where: str) -> str | None:
         _check_length("condition", where, MAX_CONDITION_CHARACTERS)
-        if not self._show_places and re.search("|".join(PLACE_COLUMNS), where, re.IGNORECASE):
+        if not self._show_places and named_columns(where) & set(PLACE_COLUMNS):
             raise UserError("conditions on places are switched off; the owner of the library can give --show-places")
         return where.strip() or None
 
     def _hits(self, searcher: Searcher, results: Results) -> dict[str, Any]:
         library: Library = searcher.library
         ids = [hit.id for hit in results.hits]
-        names, (captions, _) = library.names(ids), library.captions_and_metadata(ids)
+        names, (captions, metadata) = library.names(ids), library.captions_and_metadata(ids)
         hits = [
-            {**{"id": hit.id, "score": round(hit.score, 4), "path": hit.path}, "name": names[hit.id], "captions": texts}
-            for hit, texts in zip(results.hits, map(list, captions), strict=True)
+            {
+                **{"id": hit.id, "score": round(hit.score, 4), "path": hit.path, "name": names[hit.id]},
+                **{"captions": list(texts), TEXT_COLUMN: about.get(TEXT_COLUMN, "")},
+            }
+            for hit, texts, about in zip(results.hits, captions, metadata, strict=True)
         ]
         return {
             "hits": hits,

@@ -21,6 +21,7 @@ from calligram.data.pictures import core_share
 from calligram.errors import UserError
 from calligram.progress import Track
 from calligram.search.explain.library_localizer import LibraryLocalizer
+from calligram.search.filters.columns import TEXT_COLUMN
 from calligram.search.library.counts import group_of
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
@@ -33,7 +34,7 @@ from calligram.serve.caption_service import CaptionService
 from calligram.serve.guard import RefusedRequest
 from calligram.serve.metrics import Metrics
 from calligram.serve.schema import FacetValue
-from calligram.serve.settings import MAX_EXPORTS, ServerSettings
+from calligram.serve.settings import MAX_EXPORTS, PLACE_COLUMNS, ServerSettings
 
 log = logging.getLogger("calligram.serve")
 T = TypeVar("T")
@@ -49,8 +50,8 @@ EXAMPLE_QUERY_WORDS = (3, 9)
 """fewest and most words of a caption that serves as an example"""
 MAX_FACET_VALUES = 100
 """values of a column that are listed; a column with more than ten times as many values gets no filter"""
-CONTINUOUS_COLUMNS = frozenset(("width", "height", "bytes", "latitude", "longitude"))
-"""columns for conditions such as ``width >= 1000``; a list of their values is of no use"""
+COLUMNS_WITHOUT_FILTER = frozenset(("width", "height", "bytes", *PLACE_COLUMNS, TEXT_COLUMN))
+"""columns for conditions such as ``width >= 1000``; a list of their values is of no use, or tells places"""
 
 
 class BackgroundAnswer(NamedTuple):
@@ -299,7 +300,8 @@ class Overview:
 def library_overview(library: Library) -> Overview:
     """Read all items. The sample is always the same, so that the page looks the same after a reload and a rebuild."""
     present, days = 0, Counter[str]()
-    counters: dict[str, Counter[Any]] = {name: Counter() for name in library.kinds if name not in CONTINUOUS_COLUMNS}
+    filters = [name for name in library.kinds if name not in COLUMNS_WITHOUT_FILTER]
+    counters: dict[str, Counter[Any]] = {name: Counter() for name in filters}
     for row in library.rows():
         if row["state"] != "present":
             continue

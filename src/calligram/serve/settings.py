@@ -12,8 +12,9 @@ from typing import Literal
 
 from calligram.data.pictures import core_share
 from calligram.errors import UserError
+from calligram.search.filters.columns import PLACE_COLUMN
 
-PLACE_COLUMNS = ("latitude", "longitude")
+PLACE_COLUMNS = ("latitude", "longitude", PLACE_COLUMN)
 """columns that tell where a picture was taken"""
 MAX_HITS = 500
 MAX_RERANKED_CANDIDATES = 1000

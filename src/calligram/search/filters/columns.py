@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from calligram.errors import UserError
@@ -33,12 +33,25 @@ EXIF_COLUMNS: Mapping[str, ColumnKind] = {
     "longitude": "number",
 }
 """columns from the EXIF data of a picture; a column of the source with the same name replaces them"""
+TEXT_COLUMN = "text_in_picture"
+"""text that was read from the pixels; empty in the table of items where a picture has none"""
+PLACE_COLUMN = "town"
+"""name of the nearest town; empty in the table of items where there is none"""
+COMPUTED_COLUMNS = (TEXT_COLUMN, PLACE_COLUMN)
+"""columns that are computed on request"""
+PICTURE_COLUMNS = (*EXIF_COLUMNS, *COMPUTED_COLUMNS)
+"""columns that come from the content of a picture, so that a copy of it has them too"""
 DATE_COLUMNS = frozenset({"taken"})
 """columns of text that hold dates in ISO order"""
 LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {**FILE_COLUMNS, **EXIF_COLUMNS}
 """columns that every library has"""
 ARROW_TYPES: Mapping[ColumnKind, str] = {"number": "float64", "text": "string", "flag": "bool"}
 RESERVED_NAMES = frozenset(FILE_COLUMNS) | {"id", "vector", "score", "rank", "captions"}
+
+
+def wanted_columns(asked: Mapping[str, bool | None], known: Container[str]) -> list[str]:
+    """The columns of ``COMPUTED_COLUMNS`` that are asked for, or that a library has and that nobody refuses."""
+    return [name for name in COMPUTED_COLUMNS if (name in known if asked.get(name) is None else asked[name])]
 
 
 def kind_of(value: ColumnValue) -> ColumnKind:
@@ -99,7 +112,11 @@ def row_of(item: Mapping[str, Any], root: str) -> dict[str, ColumnValue]:
     """All columns of an item, from its row in the items table."""
     own = {name: item[name] for name in ("folder", "name", "bytes", "width", "height")}
     found: dict[str, ColumnValue] = {"path": item["key"], "source": root, **own, **json.loads(item["metadata"])}
-    return {name: value for name, value in found.items() if value is not None}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and (value != "" or name not in COMPUTED_COLUMNS)
+    }
 
 
 def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, ColumnKind]) -> pa.Table:

@@ -35,7 +35,7 @@ from calligram.search.filters.conditions import (
 )
 from calligram.text import composed, is_encodable
 
-__all__ = ["Condition", "holds", "parse"]
+__all__ = ["Condition", "holds", "named_columns", "parse"]
 
 MAX_CHARACTERS = 4000
 """conditions arrive in requests, and no engine should have to parse megabytes"""
@@ -111,6 +111,18 @@ def parse(text: str, kinds: Mapping[str, ColumnKind]) -> Condition:
     if len(text) > MAX_CHARACTERS:
         raise UserError(f"the condition has {len(text)} characters; at most {MAX_CHARACTERS} are accepted")
     return ConditionParser(text, kinds).condition()
+
+
+def named_columns(text: str) -> set[str]:
+    """The names in a condition, in lower case; none for a text that is no condition, which ``parse`` refuses.
+
+    >>> sorted(named_columns("year > 2020 and not (`Shot at` ~ 'latitude')"))
+    ['shot at', 'year']
+    """
+    try:
+        return {token.text.lower() for token in tokens(text) if token.kind in ("name", "quoted")}
+    except UserError:
+        return set()
 
 
 class ConditionParser:

@@ -10,9 +10,9 @@ from calligram.errors import UserError
 from calligram.extras import require
 from calligram.lazy import ALLOWED_CODE, import_code
 from calligram.progress import Track, silent
-from calligram.search.indexing.run import check_readable, stage_source
+from calligram.search.indexing.run import stage_source
 from calligram.search.indexing.shards import Shard
-from calligram.search.indexing.sources import open_source
+from calligram.search.indexing.sources import check_readable, open_source
 from calligram.search.library.matchers import NO_RERANKER, LibraryMatchers
 
 MAX_SHARDS = 1024

@@ -11,18 +11,28 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from calligram.data.readers.folder import PREFERRED_TABLE_NAMES, captions_tables
 from calligram.errors import UserError, command
 from calligram.files import LOCK_FILE, lock_folder, move_file
 from calligram.progress import Track, silent
+from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN, wanted_columns
 from calligram.search.indexing.captions import take_captions
 from calligram.search.indexing.diff import Change, LibraryState, diff, pictures_to_encode
 from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
 from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
-from calligram.search.indexing.sources import CollectionSource, FolderSource, ScannedPicture, open_source, reopen
+from calligram.search.indexing.sources import (
+    CollectionSource,
+    FolderSource,
+    ScannedPicture,
+    check_readable,
+    open_source,
+    reopen,
+    warn_of_captions_table,
+)
 from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWriter, remove_folder
 from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, check_address, read_manifest, same_address
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
@@ -59,6 +69,8 @@ def index(
     index: str | None = None,
     again: bool = False,
     rebuild: bool = False,
+    read_text: bool | None = None,
+    towns: bool | None = None,
     device: torch.device | str = "cpu",
     track: Track = silent,
 ) -> IndexReport:
@@ -73,12 +85,15 @@ def index(
         index: address of a Milvus server that stores the vectors instead of the library.
         again: also index pictures that were forgotten.
         rebuild: encode everything again, for another matcher.
+        read_text: also find text inside pictures; by default if the library has it.
+        towns: also name the nearest town of each position; by default if the library has it.
         device: where pictures are encoded.
         track: shows progress.
     """
     models = LibraryMatchers.load(run, reranker, localizer, None if rebuild else Path(out))
-    given, folder = Path(source), Path(out)
-    return index_source(models, given, folder, engine=index, again=again, rebuild=rebuild, device=device, track=track)
+    added = {TEXT_COLUMN: read_text, PLACE_COLUMN: towns}
+    how: Any = {"engine": index, "again": again, "rebuild": rebuild, "device": device, "track": track}
+    return index_source(models, Path(source), Path(out), added=added, **how)
 
 
 def index_source(
@@ -89,6 +104,7 @@ def index_source(
     engine: str | None = None,
     again: bool = False,
     rebuild: bool = False,
+    added: Mapping[str, bool | None] = MappingProxyType({}),
     device: torch.device | str = "cpu",
     track: Track = silent,
 ) -> IndexReport:
@@ -101,6 +117,7 @@ def index_source(
         engine: address of another engine for the vectors.
         again: also index pictures that were forgotten.
         rebuild: encode everything again, for another matcher; the old library can be searched until that is done.
+        added: whether to compute columns of ``added_columns``, by name; by default those that the library has.
         device: where pictures are encoded.
         track: shows progress.
     """
@@ -108,30 +125,19 @@ def index_source(
     opened = open_source(source)
     check_readable(models, opened)
     refuse_other_folder(out)
-    _warn_of_captions_table(opened)
+    warn_of_captions_table(opened)
     with lock_folder(out, "library"):
         writing = open_for_writing(out, models, source, engine, rebuild=rebuild)
         counts: Counter[str] = Counter()
+        wanted = wanted_columns(added, (writing.replaced or writing.writer.manifest).kinds)
         for each in writing.sources(opened):
-            counts.update(IndexingRun(writing.writer, models, each, device, track).run(again=again))
+            counts.update(IndexingRun(writing.writer, models, each, device, track, wanted).run(again=again))
         changed = any(count and name not in COUNTS_WITHOUT_CHANGE for name, count in counts.items())
         writing.finish(models, device, track, changed=changed)
         library = dict(writing.writer.manifest.counts)
         if (out / STAGING).exists():
             remove_staged(out, opened)
     return IndexReport(counts, time.perf_counter() - start, library)
-
-
-def _warn_of_captions_table(source: Source) -> None:
-    """Warn that a table of captions in a folder of pictures is not read."""
-    tables = captions_tables(source.root) if isinstance(source, FolderSource) else []
-    if tables and tables[0].stem.lower() in PREFERRED_TABLE_NAMES:
-        log.warning(
-            '%s is not read: index reads only the pictures of a folder; "calligram import folder %s COLLECTION" makes '
-            "a collection, which is indexed with its captions and columns",
-            tables[0].name,
-            source.root,
-        )
 
 
 def stage_source(
@@ -163,17 +169,6 @@ def stage_source(
     return stage(models, opened, out, shard, rebuild=rebuild, device=device, track=track)
 
 
-def check_readable(models: LibraryMatchers, source: Source) -> None:
-    """Refuse a folder of pictures for a matcher that needs stored features."""
-    for stored in (models.matcher, models.reranker):
-        name = stored.inputs.images.stored_name if stored else None
-        if name is not None and isinstance(source, FolderSource):
-            raise UserError(
-                f"matcher {stored.source if stored else ''} reads the stored features '{name}', and picture files have "
-                "none; index the collection that has them, or use a matcher trained on pixels"
-            )
-
-
 @dataclass
 class IndexingRun:
     """Brings a library up to date with one source."""
@@ -183,6 +178,7 @@ class IndexingRun:
     source: Source
     device: torch.device | str
     track: Track
+    added: Sequence[str] = ()
 
     def run(self, *, again: bool) -> Counter[str]:
         """Index the source; returns the number of pictures for each outcome.
@@ -193,12 +189,19 @@ class IndexingRun:
         kind = "collection" if isinstance(self.source, CollectionSource) else "folder"
         number = self.writer.add_source(self.source.root, kind).number
         if again:
+            from calligram.search.indexing.forget import drop_forgotten
+
             drop_forgotten(self.writer, number)
         state = LibraryState.load(self.writer.tables, number)
-        changes = diff(self.source.scan(), state)
+        scan = self.source.scan()
+        changes = diff(scan, state)
         state.set_missing(changes)
         counts = self._add_pictures(pictures_to_encode(changes), state)
         counts.update(self._apply(changes, state))
+        for column in self.added:
+            from calligram.search.indexing.added_columns import add_column
+
+            counts[column] = add_column(self.writer, number, self.source, scan.entries, column, self.track)
         encoder = MatcherEncoder(self.models.matcher, self.device)
         counts.update(take_captions(self.writer, encoder, self.source, state, self.writer.written, self.track))
         return counts
@@ -247,12 +250,6 @@ class IndexingRun:
                 **{name: counts[name] for name in ("described", "still bad", "forgotten", "problem", "solved")},
             }
         )
-
-
-def drop_forgotten(writer: LibraryWriter, number: int) -> None:
-    """Delete the list of forgotten pictures of a source, so that they are indexed again."""
-    batches = writer.tables.column("forgotten", ("id",), f"source = {number}")
-    writer.tables.drop("forgotten", [id for batch in batches for id in batch["id"].to_pylist()])
 
 
 @dataclass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.collection import MANIFEST as COLLECTION
 from calligram.data.pictures import PictureError, read_picture_file
+from calligram.data.readers.folder import PREFERRED_TABLE_NAMES, captions_tables
 from calligram.errors import UserError
 from calligram.files import other_kind, refuse_other_encoding, text_hash
 from calligram.picture_formats import EXTRA_SUFFIXES, PICTURE_SUFFIXES, missing_reader
@@ -25,6 +27,11 @@ from calligram.search.library.manifest import MANIFEST as LIBRARY
 from calligram.search.library.manifest import SourceRecord
 from calligram.search.library.video import frame_key, frame_time, frame_times, is_video, read_next_frame
 from calligram.text import printable
+
+if TYPE_CHECKING:
+    from calligram.search.library.matchers import LibraryMatchers
+
+log = logging.getLogger(__name__)
 
 TIME_COLUMN = "time"
 """second of a frame in its video"""
@@ -346,6 +353,29 @@ def open_source(path: Path) -> CollectionSource | FolderSource:
     if not path.is_dir():
         raise UserError(f"{path} is not a folder; SOURCE is a folder of pictures or a collection")
     return FolderSource(path.resolve())
+
+
+def warn_of_captions_table(source: CollectionSource | FolderSource) -> None:
+    """Warn that a table of captions in a folder of pictures is not read."""
+    tables = captions_tables(source.root) if isinstance(source, FolderSource) else []
+    if tables and tables[0].stem.lower() in PREFERRED_TABLE_NAMES:
+        log.warning(
+            '%s is not read: index reads only the pictures of a folder; "calligram import folder %s COLLECTION" makes '
+            "a collection, which is indexed with its captions and columns",
+            tables[0].name,
+            source.root,
+        )
+
+
+def check_readable(models: LibraryMatchers, source: CollectionSource | FolderSource) -> None:
+    """Refuse a folder of pictures for a matcher that needs stored features."""
+    for stored in (models.matcher, models.reranker):
+        name = stored.inputs.images.stored_name if stored else None
+        if name is not None and isinstance(source, FolderSource):
+            raise UserError(
+                f"matcher {stored.source if stored else ''} reads the stored features '{name}', and picture files have "
+                "none; index the collection that has them, or use a matcher trained on pixels"
+            )
 
 
 def reopen(source: SourceRecord) -> CollectionSource | FolderSource:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
-from calligram.search.filters.columns import EXIF_COLUMNS, ColumnKind
+from calligram.search.filters.columns import ColumnKind
 from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
 from calligram.search.library.library import Library
@@ -203,9 +203,13 @@ class LibraryWriter:
             {**row, **_facts(by_id[row["id"]].key, source.about(by_id[row["id"]]), row, self.kinds)}
             for row in self.tables.take("items", list(by_id)).to_pylist()
         ]
+        self.put_items(rows)
+
+    def put_items(self, rows: Sequence[Row]) -> None:
+        """Replace rows of present items, with their columns for conditions."""
         self.tables.put("items", rows)
         self.images.update([row["id"] for row in rows], self._columns(rows))
-        self.written |= by_id.keys()
+        self.written |= {row["id"] for row in rows}
 
     def mark_gone(self, ids: Sequence[str]) -> None:
         """Take items out of the search, and keep their vectors in the table ``shelf``."""
@@ -365,17 +369,18 @@ def item_row(
 def _facts(key: str, about: PictureFacts, content: Mapping[str, Any], kinds: dict[str, ColumnKind]) -> dict[str, Any]:
     """The columns that depend on facts and captions."""
     known = json.loads(content.get("facts") or content.get("metadata") or "{}")
-    exif = {name: known[name] for name in EXIF_COLUMNS if name in known}
-    metadata = columns.fit_kinds({**exif, **about.columns}, kinds)
+    own = {name: known[name] for name in columns.PICTURE_COLUMNS if name in known}
+    metadata = columns.fit_kinds({**own, **about.columns}, kinds)
     return {
         "metadata": json.dumps(metadata, ensure_ascii=False),
         "digest": about.digest,
         "captions": list(about.captions),
-        "words": words_of(key, about.captions),
+        "words": words_of(key, about.captions, str(metadata.get(columns.TEXT_COLUMN, ""))),
     }
 
 
-def words_of(key: str, captions: tuple[str, ...]) -> str:
-    """The text for full-text search: the words of the path without its suffix, and the captions."""
+def words_of(key: str, captions: tuple[str, ...], text: str = "") -> str:
+    """The text for full-text search: words of the path without its suffix, captions, and text inside the picture."""
     path = re.sub(r"\.\w{1,5}$", "", composed(key))
-    return "\n".join((" ".join(indexed_words(path)), *(composed(caption) for caption in captions)))
+    texts = (*captions, *([text] if text else []))
+    return "\n".join((" ".join(indexed_words(path)), *(composed(text) for text in texts)))
