@@ -155,9 +155,9 @@ def _imports(tree: ast.Module, modules: set[str]) -> Iterator[str]:
 def test_the_design_names_files_that_exist():
     text = (Path(__file__).parent.parent / "docs" / "design.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
-    tests, examples = Path(__file__).parent, Path(__file__).parent.parent / "examples"
+    top = Path(__file__).parent.parent
     files = [f"/{file}" for file, _ in trees()]
-    files += [file.as_posix() for folder in (tests, examples) for file in folder.rglob("*.py")]
+    files += [file.as_posix() for folder in ("tests", "examples", "docs") for file in (top / folder).rglob("*.py")]
     assert len(named) > 50
     assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 

@@ -27,6 +27,7 @@ CHECKS = [
 ]
 OPERATIONS = [
     ("GET", "/api/search"), ("POST", "/api/search"), ("GET", "/api/browse"), ("GET", "/api/item"),
+    ("GET", "/api/tiles"), ("GET", "/api/complete"),
     ("GET", "/api/thumbnail"), ("GET", "/api/image"), ("GET", "/api/health"), ("POST", "/api/login"),
     ("GET", "/metrics"), ("GET", "/api/stats"), ("GET", "/api/locate"), ("GET", "/api/explain"),
     ("GET", "/api/suggestions"), ("POST", "/api/suggestions"), ("GET", "/api/suggested-image"),

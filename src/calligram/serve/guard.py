@@ -344,6 +344,11 @@ def sees_places(request: Request, settings: ServerSettings) -> bool:
     return settings.show_places or not client_of(request.scope)
 
 
+def sees_paths(request: Request) -> bool:
+    """Whether the client of a request may know where files are on this machine: only the owner, who sits at it."""
+    return not client_of(request.scope)
+
+
 def refuse_places(request: Request, settings: ServerSettings, where: str) -> None:
     """Refuse a condition on places, by which a client could find out what it may not know."""
     if where and not sees_places(request, settings) and named_columns(where) & set(PLACE_COLUMNS):

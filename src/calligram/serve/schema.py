@@ -79,7 +79,8 @@ class HitAnswer(BaseModel):
     id: str
     score: float
     rank: int = Field(ge=1)
-    path: str | None
+    path: str | None = Field(description="Of a picture file; null for clients on other machines.")
+    name: str | None = Field(default=None, description="File name of a picture, or its id; null for captions.")
     text: str | None = Field(None, description="Text of a caption; null for images.")
 
 
@@ -100,15 +101,38 @@ class SearchAnswer(BaseModel):
         description="Share of the ten nearest items that an approximate search of this library finds, as measured when "
         "it was indexed; null where all items were compared.",
     )
+    unknown: list[str] = Field(default=[], description="Words of the query that the matcher does not know.")
 
 
 class BrowseAnswer(BaseModel):
     """Images without a query."""
 
     hits: list[HitAnswer]
+    total: int | None = Field(default=None, description="Number of all such images; null where they are not counted.")
 
 
 # Items.
+
+
+class TileAnswer(BaseModel):
+    """What the page shows of a picture in a grid."""
+
+    id: str
+    caption: str | None = Field(description="Its first caption.")
+    taken: str | None = Field(description="Date and time, as 2019-07-02T12:30:00.")
+    content: str = Field(description="Equal for files with the same bytes.")
+
+
+class TilesAnswer(BaseModel):
+    """Pictures of a grid, in no order."""
+
+    tiles: list[TileAnswer]
+
+
+class CompletionsAnswer(BaseModel):
+    """Texts that complete a query."""
+
+    texts: list[str]
 
 
 class ItemAnswer(BaseModel):

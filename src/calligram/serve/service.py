@@ -32,6 +32,7 @@ from calligram.search.query.searcher import Results, Searcher
 from calligram.serve.batches import RememberedResults, SearchBatches, WorkerThreads
 from calligram.serve.caption_service import CaptionService
 from calligram.serve.guard import RefusedRequest
+from calligram.serve.item_lists import Completions, Listings
 from calligram.serve.metrics import Metrics
 from calligram.serve.schema import FacetValue
 from calligram.serve.settings import MAX_EXPORTS, PLACE_COLUMNS, ServerSettings
@@ -154,6 +155,8 @@ class Service:
         self._caption_threads = WorkerThreads(1, waiting, seconds, "caption")
         self.clusters = BackgroundWork(_clusters, "clusters")
         self.duplicates = BackgroundWork(_duplicates, "duplicates")
+        self.listings = Listings()
+        self._completions: tuple[Library, Completions] | None = None
         self.exports = threading.BoundedSemaphore(MAX_EXPORTS)
         self._overview_lock = threading.Lock()
         self._overview: tuple[Library, Overview] | None = None
@@ -232,6 +235,18 @@ class Service:
             if self._overview is None or self._overview[0] is not library:
                 self._overview = library, library_overview(library)
             return self._overview[1]
+
+    async def complete(self, typed: str, k: int) -> list[str]:
+        """Texts that complete a query; the first request reads captions of the library."""
+        searcher = self.searcher
+
+        def read() -> list[str]:
+            with self._overview_lock:
+                if self._completions is None or self._completions[0] is not searcher.library:
+                    self._completions = searcher.library, Completions.of(searcher)
+            return self._completions[1].complete(typed, k)
+
+        return await self._read_threads.run(read)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

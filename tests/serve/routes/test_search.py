@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from calligram.search.query.searcher import Searcher
+from calligram.serve import item_lists
 from calligram.serve.server import create_app
 from calligram.serve.settings import ServerSettings
 
@@ -115,6 +116,65 @@ def test_the_library_can_be_browsed_without_a_query(served):
     assert len(night) == counts["night"]
 
 
+def test_leave_outs_alone_give_the_pictures_that_are_least_like_them(served):
+    most = [hit["id"] for hit in served.hits(q="a dog", k=60, all=True, hybrid=False)]
+    assert [hit["id"] for hit in served.hits(minus=["a dog"], k=60)] == most[::-1]
+    assert len(served.hits(minus=["a dog"], find="captions", k=5)) == 5
+
+
+def test_all_pictures_can_be_listed_in_pages_and_by_date(served, copies_served):
+    def ids(server, **terms):
+        answer = server.client.get("/api/browse", params=terms).json()
+        return [hit["id"] for hit in answer["hits"]], answer["total"]
+
+    pages = [ids(served, k=25, start=start) for start in (0, 25, 50, 75)]
+    assert [len(page) for page, _ in pages] == [25, 25, 10, 0]
+    assert {total for _, total in pages} == {60}
+    assert len({id for page, _ in pages for id in page}) == 60
+    assert ids(served, k=96)[0][:25] == pages[0][0]
+    night, total = ids(served, where="time = 'night'", k=3)
+    assert len(night) == 3
+    assert ids(served, where="time = 'night'", k=500) == (ids(served, where="time = 'night'", k=total)[0], total)
+    newest, _ = ids(copies_served, order="newest", k=8)
+    oldest, _ = ids(copies_served, order="oldest", k=8)
+    dates = {
+        tile["id"]: tile["taken"]
+        for tile in copies_served.client.get("/api/tiles", params={"id": newest}).json()["tiles"]
+    }
+    assert [dates[id] for id in newest[:7]] == sorted((dates[id] for id in newest[:7]), reverse=True)
+    assert [dates[id] for id in oldest[:7]] == sorted(dates[id] for id in oldest[:7])
+    assert dates[newest[7]] is None
+    assert dates[oldest[7]] is None  # pictures without a date come last
+
+
+def test_large_libraries_are_listed_by_vectors_and_not_counted(served, monkeypatch):
+    monkeypatch.setattr(item_lists, "MAX_LISTED_ITEMS", 10)
+    night = served.client.get("/api/browse", params={"where": "time = 'night'", "k": 3}).json()
+    assert (len(night["hits"]), night["total"]) == (3, None)
+    every = served.client.get("/api/browse", params={"where": "time = 'night'", "k": 500}).json()
+    assert every["total"] == len(every["hits"])
+    refused = served.client.get("/api/browse", params={"order": "newest"})
+    assert (refused.status_code, "not sorted by date" in refused.json()["error"]) == (400, True)
+
+
+def test_a_query_is_completed_by_words_and_captions(served, copies_served):
+    def texts(server, typed):
+        return server.client.get("/api/complete", params={"q": typed}).json()["texts"]
+
+    assert "a dog" in texts(served, "a do")
+    assert "beach -dog" in texts(served, "beach -do")
+    caption = served.client.get("/api/stats").json()["examples"][0]
+    assert caption in texts(served, caption[:12])
+    assert texts(served, "qqq") == []
+    assert texts(served, "") == []
+    assert "dog" in texts(copies_served, "do")  # without captions, by words that the matcher knows
+
+
+def test_words_that_the_matcher_does_not_know_are_named(served):
+    answer = served.client.get("/api/search", params={"q": "a zyzzyva on the beach"}).json()
+    assert answer["unknown"] == ["zyzzyva"]
+
+
 def test_results_that_are_not_a_good_match_are_left_out_and_counted(served):
     kept = served.client.get("/api/search", params={"q": "quantum tax law", "k": 20, "hybrid": False}).json()
     everything = served.hits(q="quantum tax law", k=20, all=True, hybrid=False)
@@ -127,7 +187,6 @@ def test_results_that_are_not_a_good_match_are_left_out_and_counted(served):
     [
         ("/api/search", 400, "the query is empty"),
         ("/api/search?q=%20%20", 400, "the query is empty"),
-        ("/api/search?minus=dog", 400, "the query is empty"),
         ("/api/search?q=dog&plus=", 400, "empty"),
         ("/api/search?q=dog&k=0", 422, "k: input should be greater than or equal to 1"),
         ("/api/search?q=dog&k=100000", 422, "k: input should be less than or equal to 500"),

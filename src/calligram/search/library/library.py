@@ -54,6 +54,8 @@ class Item:
     captions: tuple[str, ...] = ()
     gone: bool = False
     """the file was missing when its source was last indexed"""
+    hash: str = ""
+    """of the content of its file"""
 
     @property
     def frame_time(self) -> float | None:
@@ -187,8 +189,8 @@ class Library:
         root, path = self._roots[row["source"]], self._path(row)
         about = columns.row_of(row, root)
         size = int(row["width"] or 0), int(row["height"] or 0)
-        gone = row["state"] != "present"
-        return Item(row["id"], path, row["name"], row["folder"], *size, about, tuple(row["captions"] or ()), gone)
+        captions, gone, content = tuple(row["captions"] or ()), row["state"] != "present", row["hash"] or ""
+        return Item(row["id"], path, row["name"], row["folder"], *size, about, captions, gone, content)
 
     def thumbnail(self, id: str) -> bytes:
         """The thumbnail of an item, a JPEG."""

@@ -19,12 +19,13 @@ from calligram.serve.guard import (
     browser_picture,
     error_responses,
     media_type,
+    sees_paths,
     sees_places,
     without_place,
 )
-from calligram.serve.schema import Id, ItemAnswer
+from calligram.serve.schema import Id, ItemAnswer, TileAnswer, TilesAnswer
 from calligram.serve.service import Service, service_of
-from calligram.serve.settings import PLACE_COLUMNS
+from calligram.serve.settings import MAX_HITS, PLACE_COLUMNS
 
 T = TypeVar("T")
 router = APIRouter(prefix="/api", tags=["items"], responses=error_responses(404, 422, 503))
@@ -39,12 +40,33 @@ async def item(service: CurrentService, request: Request, id: ImageId) -> ItemAn
     """Captions and metadata of an image."""
     found = await service.read(_or_404(lambda library: library.item(id)))
     hidden = () if sees_places(request, service.settings) else PLACE_COLUMNS
+    shown = sees_paths(request)
+    hidden = hidden if shown else (*hidden, "source")
     metadata = {name: value for name, value in found.metadata.items() if name not in hidden}
     return ItemAnswer(
-        id=found.id, name=found.name, folder=found.folder, path=None if found.path is None else str(found.path),
-        width=found.width, height=found.height, captions=list(found.captions), metadata=metadata,
-        time=found.frame_time,
+        id=found.id, name=found.name, folder=found.folder, width=found.width, height=found.height,
+        path=str(found.path) if shown and found.path is not None else None,
+        captions=list(found.captions), metadata=metadata, time=found.frame_time,
     )  # fmt: skip
+
+
+@router.get("/tiles")
+async def tiles(
+    service: CurrentService, id: Annotated[list[Id], Query(min_length=1, max_length=MAX_HITS, description="Ids.")]
+) -> TilesAnswer:
+    """First captions and dates of images, and which of them are the same file. Unknown ids are skipped."""
+    found = await service.read(lambda library: library.known_items(id))
+    return TilesAnswer(
+        tiles=[
+            TileAnswer(
+                id=item.id,
+                caption=next(iter(item.captions), None),
+                taken=str(item.metadata["taken"]) if item.metadata.get("taken") else None,
+                content=item.hash,
+            )
+            for item in found
+        ]
+    )
 
 
 @router.get("/thumbnail", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}, 304: {}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -25,7 +26,14 @@ from calligram.search.query.selection import (
     saved_searches,
     zip_parts,
 )
-from calligram.serve.guard import QueueFullError, RefusedRequest, error_responses, sees_places, without_place
+from calligram.serve.guard import (
+    QueueFullError,
+    RefusedRequest,
+    error_responses,
+    sees_paths,
+    sees_places,
+    without_place,
+)
 from calligram.serve.schema import BrowseAnswer, HitAnswer, Id, QueryText
 from calligram.serve.service import Service, service_of
 from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_EXPORT_BYTES, MAX_HITS, MAX_QUERY_TERMS
@@ -103,6 +111,7 @@ def _cluster(cluster: Cluster) -> ClusterAnswer:
 @router.get("/cluster", responses=error_responses(404, 409, 422, 503))
 async def cluster(
     service: CurrentService,
+    http: Request,
     key: Annotated[str, Query(max_length=64, description="key of /api/clusters.")],
     number: Annotated[int, Query(ge=1, le=MAX_HITS, description="Number of a cluster.")],
     k: Annotated[int, Query(ge=1, le=MAX_HITS, description="Maximum number of pictures.")] = 48,
@@ -112,6 +121,7 @@ async def cluster(
     if now.state != "ready" or now.result.key != key:
         raise RefusedRequest(409, "the clusters have changed; ask for /api/clusters again")
     found: LibraryClusters = now.result
+    shown = sees_paths(http)
     if number > len(found.clusters):
         raise RefusedRequest(404, f"there is no cluster {number}; the numbers are 1 to {len(found.clusters)}")
 
@@ -120,9 +130,12 @@ async def cluster(
         paths = library.paths([hit.id for hit in hits])
         known = [hit for hit in hits if hit.id in paths]
         return [
-            HitAnswer(id=hit.id, score=hit.score, rank=rank, path=_text(paths[hit.id]), text=None)
+            HitAnswer(
+                id=hit.id, score=hit.score, rank=rank, path=_text(paths[hit.id]) if shown else None,
+                name=PurePath(paths[hit.id] or hit.id).name, text=None,
+            )
             for rank, hit in enumerate(known, 1)
-        ]
+        ]  # fmt: skip
 
     return BrowseAnswer(hits=await service.read(read))
 
@@ -167,6 +180,7 @@ class DuplicatesAnswer(BaseModel):
 @router.get("/duplicates", responses=error_responses(422, 503))
 async def duplicates(
     service: CurrentService,
+    http: Request,
     start: Annotated[int, Query(ge=0, description="Number of groups to skip.")] = 0,
     k: Annotated[int, Query(ge=1, le=MAX_GROUPS, description="Maximum number of groups.")] = 50,
 ) -> DuplicatesAnswer:
@@ -178,11 +192,12 @@ async def duplicates(
     if now.state != "ready":
         return DuplicatesAnswer(state=now.state, said=now.message)
     found: Duplicates = now.result
+    shown = sees_paths(http)
     groups = [
         CopiesAnswer(
             pictures=[
                 CopyAnswer(
-                    id=picture.id, name=picture.name, path=_text(picture.path), width=picture.width,
+                    id=picture.id, name=picture.name, path=_text(picture.path) if shown else None, width=picture.width,
                     height=picture.height, bytes=picture.bytes, same_bytes=same,
                 )
                 for picture, same in zip(group.pictures, group.same_bytes, strict=True)

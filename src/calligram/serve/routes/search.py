@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated
 
-import numpy as np
 from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import Response
 from PIL import Image
 
-from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
 from calligram.search.query.encoded_query import ImageSearch
 from calligram.search.query.query import ItemId, QueryTerm, weighted_text
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import RERANK_DEPTH, TimeBudget
 from calligram.search.query.searcher import Results, Searcher
-from calligram.serve.guard import RefusedRequest, error_responses, read_upload, refuse_places
-from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
+from calligram.serve.guard import RefusedRequest, error_responses, read_upload, refuse_places, sees_paths
+from calligram.serve.item_lists import Order
+from calligram.serve.schema import (
+    BrowseAnswer,
+    CompletionsAnswer,
+    HitAnswer,
+    ImageSearchRequest,
+    SearchAnswer,
+    SearchRequest,
+)
 from calligram.serve.service import SAMPLE_ITEMS, Service, service_of
-from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_HITS
-from calligram.vectors import unit_rows
+from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_HITS, MAX_QUERY_CHARACTERS
 
 router = APIRouter(prefix="/api", tags=["search"])
 CurrentService = Annotated[Service, Depends(service_of)]
+MAX_START = 10_000_000
+"""pictures that a page of a list may skip"""
 
 
 @router.get("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 422, 503))
@@ -38,8 +46,8 @@ async def search(service: CurrentService, http: Request, request: Annotated[Sear
 
     budget_ms = service.settings.budget_ms
     if isinstance(rerank_depth(request, budget_ms), TimeBudget):  # the results depend on the load of the machine
-        return respond(service, await answer())
-    return respond(service, await service.remembered(request.model_dump_json(), answer))
+        return respond(service, await answer(), http)
+    return respond(service, await service.remembered(request.model_dump_json(), answer), http)
 
 
 @router.post("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 408, 413, 415, 422, 503))
@@ -56,7 +64,7 @@ async def search_by_image(
         picture = read_upload(content, service.settings)
         return run_search(searcher, request, picture, service.settings.budget_ms)
 
-    return respond(service, await service.search(work))
+    return respond(service, await service.search(work), http)
 
 
 @router.get("/browse", responses=error_responses(400, 422, 503))
@@ -68,25 +76,38 @@ async def browse(
         str,
         Query(max_length=MAX_CONDITION_CHARACTERS, description="A condition on the metadata, such as year >= 2020."),
     ] = "",
+    start: Annotated[int, Query(ge=0, le=MAX_START, description="Number of images to skip.")] = 0,
+    order: Annotated[Order, Query(description="mixed: always the same; newest, oldest: by date.")] = "mixed",
 ) -> BrowseAnswer:
-    """Images without a query: a sample of the library, or images that satisfy a condition."""
+    """Images without a query: all of the library, or images that satisfy a condition, in pages."""
     refuse_places(http, service.settings, where)
+    shown = sees_paths(http)
 
-    def read(library: Library) -> list[HitAnswer]:
-        ids = filtered_ids(library, where, k) if where.strip() else service.overview(library).sample[:k]
-        items = library.items(ids)
-        return [
-            HitAnswer(id=item.id, score=0.0, rank=rank, path=None if item.path is None else str(item.path), text=None)
-            for rank, item in enumerate(items, 1)
+    def read(library: Library) -> BrowseAnswer:
+        listed = service.listings.page(library, where, order, start, k)
+        hits = [
+            HitAnswer(
+                id=item.id, score=0.0, rank=rank, path=_path(item.path) if shown else None, name=item.name, text=None
+            )
+            for rank, item in enumerate(library.items(listed.ids), start + 1)
         ]
+        return BrowseAnswer(hits=hits, total=listed.total)
 
-    return BrowseAnswer(hits=await service.read(read))
+    return await service.read(read)
 
 
-def filtered_ids(library: Library, where: str, k: int) -> list[str]:
-    """Ids of items that satisfy a condition, ordered by a fixed random vector, so that the order never changes."""
-    direction = np.random.default_rng(0).normal(size=(1, library.images.dim)).astype(np.float32)
-    return [found.id for found in library.images.search(unit_rows(direction), k, parse(where, library.kinds))[0]]
+@router.get("/complete", responses=error_responses(422, 503))
+async def complete(
+    service: CurrentService,
+    q: Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS, description="What is typed.")],
+    k: Annotated[int, Query(ge=1, le=20, description="Maximum number of texts.")] = 8,
+) -> CompletionsAnswer:
+    """Complete a query: its last word by words of captions, and the whole by captions."""
+    return CompletionsAnswer(texts=await service.complete(q, k))
+
+
+def _path(path: object) -> str | None:
+    return None if path is None else str(path)
 
 
 def run_search(
@@ -114,7 +135,9 @@ def image_search(request: SearchRequest, picture: Image.Image | None, budget_ms:
     """The arguments of a search."""
     where, depth = request.where.strip() or None, rerank_depth(request, budget_ms)
     query = search_query(request, picture)
-    return ImageSearch(query, request.k, where, request.all, request.hybrid, depth, request.exact)
+    # No cut-off says how different a picture must be from what is left out.
+    everything = request.all or all(term.weight < 0 for term in query.terms)
+    return ImageSearch(query, request.k, where, everything, request.hybrid, depth, request.exact)
 
 
 def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeBudget:
@@ -135,21 +158,25 @@ def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQ
     terms += [] if picture is None else [QueryTerm(picture)]
     terms += [QueryTerm(ItemId(id)) for id in request.like]
     terms += [weighted_text(text) for text in request.plus]
-    if not terms:
-        raise RefusedRequest(400, "the query is empty; give q, plus, like or a picture to search for")
     terms += [QueryTerm(ItemId(id), -1.0) for id in request.unlike]
     terms += [weighted_text(text, -1.0) for text in request.minus]
+    if not terms:
+        raise RefusedRequest(400, "the query is empty; give q, plus, like, minus or a picture to search for")
     return SearchQuery(tuple(terms))
 
 
-def respond(service: Service, results: Results) -> Response:
+def respond(service: Service, results: Results, http: Request) -> Response:
     """Hits as JSON, with the times of the stages in the header ``Server-Timing``."""
     service.metrics.count_search(results.stage_seconds)
     times = {stage: round(1000 * seconds, 3) for stage, seconds in results.stage_seconds.items()}
+    shown = sees_paths(http)
     hits = [
-        HitAnswer(id=hit.id, score=hit.score, rank=hit.rank, path=hit.path, text=getattr(hit, "text", None) or None)
+        HitAnswer(
+            id=hit.id, score=hit.score, rank=hit.rank, path=hit.path if shown else None,
+            name=None if hit.text else PurePath(hit.path or hit.id).name, text=hit.text or None,
+        )
         for hit in results.hits
-    ]
+    ]  # fmt: skip
     took = round(1000 * results.seconds, 3)
     answer = SearchAnswer(
         hits=hits,
@@ -158,6 +185,7 @@ def respond(service: Service, results: Results) -> Response:
         depth=results.depth,
         took=took,
         recall=results.recall,
+        unknown=list(results.unknown_words),
     )
     timing = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in times.items())
     return Response(answer.model_dump_json(), media_type="application/json", headers={"Server-Timing": timing})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 import calligram
 from calligram.search.library.library import Library
-from calligram.serve.guard import COOKIE_NAME, RefusedRequest, cookie_value, error_responses, is_token
+from calligram.serve.guard import COOKIE_NAME, RefusedRequest, cookie_value, error_responses, is_token, sees_paths
 from calligram.serve.metrics import CONTENT_TYPE
 from calligram.serve.schema import HealthAnswer, LoginRequest, StatsAnswer
 from calligram.serve.service import Service, service_of
@@ -45,12 +46,15 @@ async def metrics(service: CurrentService) -> Response:
 
 
 @router.get("/api/stats", responses=error_responses(503))
-async def stats(service: CurrentService) -> StatsAnswer:
-    """What the library contains, and how it can be filtered."""
+async def stats(service: CurrentService, http: Request) -> StatsAnswer:
+    """What the library contains, and how it can be filtered. Other machines do not see where its files are."""
+    shown = sees_paths(http)
 
     def read(library: Library) -> StatsAnswer:
         overview = service.overview(library)
         counts = {name: value for name, value in library.stats().items() if name != "facets"}
+        if not shown:
+            counts |= {name: _names(counts[name]) for name in ("sources", "matcher", "reranker", "localizer")}
         return StatsAnswer(
             stats=counts, facets=dict(overview.facets), examples=list(overview.examples), columns=dict(library.kinds),
             limits={"k": MAX_HITS, "query": MAX_QUERY_CHARACTERS, "upload_bytes": service.settings.upload_bytes},
@@ -59,3 +63,10 @@ async def stats(service: CurrentService) -> StatsAnswer:
         )  # fmt: skip
 
     return await service.read(read)
+
+
+def _names(paths: object) -> object:
+    """The last parts of paths."""
+    if isinstance(paths, list):
+        return [_names(path) for path in paths]
+    return PurePath(paths).name if isinstance(paths, str) else paths

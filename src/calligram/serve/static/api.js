@@ -42,11 +42,23 @@ export async function search(terms, picture, signal) {
   return answer;
 }
 
-// Pictures without a query: a sample, or pictures that satisfy the filters.
-export async function browse(terms, signal) {
-  const wanted = new URLSearchParams({ k: terms.get("k"), where: terms.get("where") ?? "" });
+// Pictures without a query: all of them, or those that satisfy the filters, from place `start` of the list.
+export async function browse(terms, order, start, signal) {
+  const wanted = new URLSearchParams({ k: terms.get("k"), where: terms.get("where") ?? "", order, start });
   const answer = await (await ask(`api/browse?${wanted}`, { signal })).json();
   return { ...answer, below: 0 };
+}
+
+// Captions, dates and contents of pictures, by id. Without them the page still shows the pictures.
+export async function tiles(hits, signal) {
+  if (!hits.length) return new Map();
+  const found = await (await ask(`api/tiles?${new URLSearchParams(hits.map((hit) => ["id", hit.id]))}`, { signal })).json();
+  return new Map(found.tiles.map((tile) => [tile.id, tile]));
+}
+
+// Texts that complete what is typed.
+export async function complete(typed, signal) {
+  return (await (await ask(`api/complete?${new URLSearchParams({ q: typed })}`, { signal })).json()).texts;
 }
 
 export async function item(id, signal) {

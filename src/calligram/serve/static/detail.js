@@ -1,12 +1,32 @@
 // The view of one picture: large, with its captions and metadata.
 
 import * as api from "./api.js";
-import { fileSize, h, icon, svg } from "./dom.js";
+import { dateText, fileSize, h, icon, svg } from "./dom.js";
 import { Explanation } from "./explanation.js";
 import { Locate } from "./locate.js";
 
 const MAX_VALUE_CHARACTERS = 140; // longer values are folded
 const FILTERED = new Set(["folder"]);
+
+// Enlarges a picture to its own size, at least twice, around the place of a click. Then it can be scrolled and dragged.
+function zoomer(fit, picture) {
+  const self = { on: false };
+  self.button = h("button", { type: "button", class: "quiet zoom", "aria-pressed": "false", "aria-label": "Zoom", title: "Zoom (z)", onclick: () => self.toggle() }, icon("plus"));
+  self.toggle = (event) => {
+    const box = picture.getBoundingClientRect();
+    const at = event ? [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height] : [0.5, 0.5];
+    self.on = !self.on;
+    fit.classList.toggle("zoomed", self.on);
+    fit.tabIndex = self.on ? 0 : -1;
+    self.button.setAttribute("aria-pressed", String(self.on));
+    self.button.replaceChildren(icon(self.on ? "minus" : "plus"));
+    picture.style.setProperty("width", self.on ? `${Math.max(2 * box.width, Number(picture.style.getPropertyValue("--width")))}px` : "");
+    if (!self.on) return;
+    fit.scrollTo(at[0] * picture.clientWidth - fit.clientWidth / 2, at[1] * picture.clientHeight - fit.clientHeight / 2);
+    fit.focus();
+  };
+  return self;
+}
 
 export class Detail {
   constructor(dialog, { close, step, more, address, follow }) {
@@ -28,9 +48,12 @@ export class Detail {
     if (event.key === "Escape") {
       if (this.locate?.active) this.locate.leave(); // the next one closes the view
       else if (this.explanation?.holds) this.explanation.release();
+      else if (this.zoomer?.on) this.zoomer.toggle();
       else return;
     } else if (event.target.matches("input")) return;
     else if (event.key === "/" && this.locate) this.locate.field.focus();
+    else if (event.key === "z") this.zoomer.toggle();
+    else if (this.zoomer.on && event.key.startsWith("Arrow")) return; // they scroll
     else if (event.key === "ArrowLeft") this.actions.step(-1);
     else if (event.key === "ArrowRight") this.actions.step(1);
     else if (event.key === "m") this.actions.more(this.id);
@@ -60,7 +83,7 @@ export class Detail {
     this.id = id;
     this.waiting?.abort();
     this.waiting = new AbortController();
-    const side = h("div", { class: "side" }, this.head(hit?.path?.split(/[\\/]/u).pop() ?? id, hit));
+    const side = h("div", { class: "side" }, this.head(hit?.name ?? id, hit));
     const stage = this.stage(id, neighbours);
     this.dialog.replaceChildren(stage.element, side);
     if (!this.dialog.open) this.dialog.showModal();
@@ -112,7 +135,10 @@ export class Detail {
     };
     const step = (side, by, there) => h("button", { type: "button", class: `quiet step ${side}`, disabled: !there,
       "aria-label": by < 0 ? "Previous" : "Next", onclick: () => this.actions.step(by) }, icon(side));
-    const element = h("figure", { class: "stage" }, h("div", { class: "fit" }, picture),
+    const fit = h("div", { class: "fit" }, picture);
+    this.zoomer = zoomer(fit, picture);
+    image.addEventListener("click", (event) => this.zoomer.toggle(event));
+    const element = h("figure", { class: "stage" }, fit, this.zoomer.button,
       step("left", -1, neighbours.before), step("right", 1, neighbours.after));
     return { element, fill, measure, tags, parts, overlay: overlay.firstChild, looks: overlay.lastChild };
   }
@@ -144,6 +170,7 @@ export class Detail {
 
   value(name, value, about) {
     if (name === "bytes") return fileSize(value);
+    if (name === "taken") return dateText(value);
     const text = String(value);
     if (text.length > MAX_VALUE_CHARACTERS) return h("details", {}, h("summary", {}, `${text.slice(0, 40)}…`), text);
     if (!(name in about.facets) && !FILTERED.has(name)) return text;

@@ -23,6 +23,7 @@ export function svg(tag, properties = {}, ...children) {
 const ICONS = {
   search: "M10.5 4a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM15.4 15.4 20 20",
   picture: "M4 6.5A1.5 1.5 0 0 1 5.5 5h13A1.5 1.5 0 0 1 20 6.5v11a1.5 1.5 0 0 1-1.5 1.5h-13A1.5 1.5 0 0 1 4 17.5zM4.5 17l5-5 4 4 2.5-2.5 3.5 3.5M15.5 9.3h.01",
+  check: "M5 12.5l4.5 4.5L19 7.5",
   close: "M6 6l12 12M18 6 6 18",
   plus: "M12 5v14M5 12h14",
   minus: "M5 12h14",
@@ -46,6 +47,15 @@ export function icon(name) {
 
 export function number(value) {
   return Number(value).toLocaleString("en");
+}
+
+// "2 July 2019, 12:30" for 2019-07-02T12:30:00, and for other texts the text itself. Dates of pictures have no time zone.
+export function dateText(value) {
+  const match = /^(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d))?/u.exec(value);
+  if (!match) return String(value);
+  const [year, month, day, hour, minute] = match.slice(1);
+  const date = new Date(Date.UTC(year, month - 1, day)).toLocaleDateString("en-GB", { day: "numeric", month: "long", year: "numeric", timeZone: "UTC" });
+  return hour ? `${date}, ${hour}:${minute}` : date;
 }
 
 export function fileSize(bytes) {

@@ -1,7 +1,7 @@
 // The results: pictures as tiles, captions as lines. Arrow keys move through both.
 
 import { thumbnail } from "./api.js";
-import { h } from "./dom.js";
+import { dateText, h, icon } from "./dom.js";
 
 const score = (hit) => hit.score.toFixed(Math.abs(hit.score) < 0.1 ? 3 : 2);
 
@@ -10,14 +10,49 @@ export function missing(event) {
   image.replaceWith(h("span", { class: "broken" }, image.alt || "no preview"));
 }
 
+// Without a caption, the file name is all that is known of a picture.
 function tile(hit, top, address) {
-  const name = hit.path?.split(/[\\/]/u).pop() ?? hit.id;
-  const image = h("img", { src: thumbnail(hit.id), alt: name, loading: "lazy", decoding: "async", onerror: missing });
+  const name = hit.name ?? hit.id;
+  const described = hit.caption ?? name;
+  const image = h("img", { src: thumbnail(hit.id), alt: described, loading: "lazy", decoding: "async", onerror: missing });
   const track = h("span", { class: "track", "aria-hidden": "true" }, h("i"));
   track.style.setProperty("--share", top > 0 ? Math.max(0, Math.min(1, hit.score / top)) : 0);
   return h("a", { class: "tile", href: address({ item: hit.id }), "data-id": hit.id, tabindex: "-1",
-    title: name, "aria-label": `${hit.rank}: ${name}, score ${score(hit)}` },
-    h("span", { class: "frame" }, image), h("span", { class: "under" }, track, score(hit)));
+    title: hit.taken ? `${name}, ${dateText(hit.taken)}` : name, "aria-label": `${hit.rank}: ${described}, score ${score(hit)}${hit.raised ? ", has the words" : ""}` },
+    h("span", { class: "frame" }, image),
+    h("span", { class: "under" }, track, hit.raised ? h("span", { class: "raised", title: RAISED }, "words") : null, score(hit)));
+}
+
+const RAISED = "It is placed higher than its score because its caption or file name has the words";
+
+// A hit with a lower score than a later one: keyword search has raised it.
+export function markRaised(hits) {
+  let later = -Infinity;
+  for (const hit of [...hits].reverse()) {
+    hit.raised = hit.score < later - 0.005;
+    later = Math.max(later, hit.score);
+  }
+}
+
+// The first of files with the same bytes stands for all of them.
+export function withoutCopies(hits) {
+  const first = new Map();
+  for (const hit of hits) {
+    const kept = hit.content && first.get(hit.content);
+    if (kept) kept.copies += 1;
+    else {
+      hit.copies = 0;
+      first.set(hit.content || hit.id, hit);
+    }
+  }
+  return [...first.values()];
+}
+
+function entry(hit, top, address, choice) {
+  const select = h("button", { type: "button", class: "select", "aria-pressed": String(choice.has(hit.id)), "aria-label": `Select ${hit.caption ?? hit.name ?? hit.id}`, title: "Select (x)",
+    tabindex: "-1", "data-select": hit.id }, icon("check"));
+  const copies = hit.copies ? h("span", { class: "times", title: "Files with the same bytes" }, `${hit.copies + 1}×`) : null;
+  return [tile(hit, top, address), select, copies];
 }
 
 function line(hit, address) {
@@ -26,15 +61,15 @@ function line(hit, address) {
     hit.text ?? hit.id, h("small", {}, score(hit)));
 }
 
-export function show(list, hits, kind, address) {
+export function show(list, hits, kind, address, choice = new Map()) {
   const words = kind === "captions";
   list.classList.toggle("words", words);
   const top = Math.max(0, ...hits.map((hit) => hit.score));
   const focused = list.contains(document.activeElement) ? [...list.children].findIndex((c) => c.contains(document.activeElement)) : -1;
   const kept = new Map([...list.children].map((entry) => [entry.dataset.key, entry]));
   list.replaceChildren(...hits.map((hit) => {
-    const key = `${kind} ${hit.id} ${hit.rank} ${score(hit)} ${address({ item: hit.id })}`;
-    return kept.get(key) ?? h("li", { "data-key": key }, words ? line(hit, address) : tile(hit, top, address));
+    const key = `${kind} ${hit.id} ${hit.rank} ${score(hit)} ${hit.copies ?? 0} ${hit.raised ?? ""} ${address({ item: hit.id })}`;
+    return kept.get(key) ?? h("li", { "data-key": key }, words ? line(hit, address) : entry(hit, top, address, choice));
   }));
   const stop = list.children[Math.max(0, focused)]?.firstElementChild;
   stop?.setAttribute("tabindex", "0");

@@ -7,12 +7,14 @@ import * as filters from "./filters.js";
 import * as grid from "./grid.js";
 import * as saved from "./saved.js";
 import { asksToken } from "./login.js";
+import { suggests } from "./suggest.js";
 import * as timeline from "./timeline.js";
 import { isQuery, read, split, queryText, terms, write } from "./state.js";
 import { takePictures, toggleTheme } from "./page.js";
 
 const PAGE_HITS = 48;
 const pictures = new Map(); // uploaded pictures, by their number in the address
+const chosen = new Map(); // selected hits, by id
 let state = read();
 let about = { stats: {}, facets: {}, columns: {}, limits: {} };
 let found = { hits: [], below: 0 };
@@ -72,6 +74,10 @@ function drawHead() {
   for (const button of document.querySelectorAll("[data-find]")) {
     button.setAttribute("aria-pressed", String(button.dataset.find === state.find));
   }
+  $("kinds").hidden = !about.stats.captions;
+  $("order").value = state.order;
+  $("order").options[0].textContent = isQuery(state) ? "Best match first" : "Mixed";
+  $("order").hidden = !timeline.hasDates() || (isQuery(state) && state.find === "captions");
   const count = Object.values(state.filters).flat().length + (state.where ? 1 : 0) + (state.since || state.until ? 1 : 0);
   $("filter").replaceChildren(icon("filter"), "Filters", ...(count ? [h("b", {}, String(count))] : []));
   $("save-search").hidden = !saved.canSave(state, about);
@@ -132,9 +138,7 @@ async function ask(key) {
   $("results").setAttribute("aria-busy", "true");
   const slow = setTimeout(() => found.hits.length ? $("results").classList.add("waiting") : grid.ghosts($("results"), 18), 120);
   try {
-    found = isQuery(state)
-      ? await api.search(terms(state, wanted, about.columns), pictures.get(state.picture)?.file, mine.signal)
-      : await api.browse(terms(state, wanted, about.columns), mine.signal);
+    found = await find(mine.signal);
     drawFound();
   } catch (error) {
     if (mine.signal.aborted) return;
@@ -148,24 +152,106 @@ async function ask(key) {
   }
 }
 
+async function find(signal) {
+  const now = isQuery(state)
+    ? await api.search(terms(state, wanted, about.columns), pictures.get(state.picture)?.file, signal)
+    : await api.browse(terms(state, PAGE_HITS, about.columns), state.order || "mixed", 0, signal);
+  return describe(now, signal);
+}
+
+// Adds captions, dates and contents to hits, and leaves out copies.
+async function describe(now, signal) {
+  const images = !isQuery(state) || state.find === "images";
+  if (!images) return now;
+  grid.markRaised(isQuery(state) ? now.hits : []);
+  const known = await api.tiles(now.hits, signal).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return new Map();
+  });
+  const hits = now.hits.map((hit) => ({ ...hit, ...known.get(hit.id) }));
+  const kept = state.copies ? hits : grid.withoutCopies(hits);
+  if (isQuery(state) && state.order) kept.sort(byDate(state.order));
+  return { ...now, hits: kept, every: hits, returned: hits.length };
+}
+
+// Pictures without a date come last.
+const byDate = (order) => (one, other) => {
+  if (!one.taken || !other.taken) return Number(!one.taken) - Number(!other.taken);
+  return (order === "newest" ? -1 : 1) * one.taken.localeCompare(other.taken);
+};
+
+async function moreOfTheList(button) {
+  button.disabled = true;
+  const key = shownFor;
+  try {
+    const next = await describe(await api.browse(terms(state, PAGE_HITS, about.columns), state.order || "mixed", found.returned));
+    if (key !== shownFor) return;
+    const every = [...found.every, ...next.every];
+    found = { ...next, hits: state.copies ? every : grid.withoutCopies(every), every, returned: every.length };
+    drawFound();
+  } catch (error) {
+    drawRefusal(error);
+  }
+}
+
 function drawFound() {
   const { hits, below } = found;
-  grid.show($("results"), hits, isQuery(state) ? state.find : "images", address);
+  grid.show($("results"), hits, isQuery(state) ? state.find : "images", address, chosen);
   const [one, many] = state.find === "captions" ? ["caption", "captions"] : ["picture", "pictures"];
   const all = state.find === "captions" ? about.stats.captions : about.stats.items;
   const compared = found.depth ? `, ${number(found.depth)} of ${number(all ?? found.depth)} reranked` : "";
+  const first = (found.returned ?? hits.length) >= wanted ? "First " : ""; // there may be more
   $("status").replaceChildren(...(isQuery(state)
-    ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`, ...exactness()]
-    : [narrowed() ? "Pictures that satisfy the filters" : "A sample of the library"]));
+    ? [h("b", {}, hits.length ? `${first}${several(hits.length, one, many)}` : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`, ...exactness(), ...unknownWords(), ...copies()]
+    : [...listed(hits.length), ...copies()]));
   if (!hits.length && below) {
-    say("No good match", `Nothing in the library matches your description well. ${several(below, one, many)} came nearest.`,
+    const unknown = found.unknown?.length ? ` The model does not know: ${found.unknown.join(", ")}.` : "";
+    say("No good match", `Nothing in the library matches your description well.${unknown}`,
       h("button", { type: "button", class: "plain", id: "anyway", onclick: () => go({ all: true }) }, "Show all anyway"));
   } else if (!hits.length) sayNothing(many);
-  $("download").href = api.archive(hits);
-  $("download").hidden = !hits.length || (isQuery(state) && state.find === "captions") || document.body.classList.contains("home");
+  drawChosen();
   drawMore(many);
   const open = state.item;
   if (open) openItem(open);
+}
+
+function listed(shown) {
+  if (typeof found.total !== "number") return [`${several(shown, "picture", "pictures")} that satisfy the filters, and more`];
+  const all = several(found.total, "picture", "pictures");
+  const some = shown < found.total ? `${number(shown)} of ${all}` : all;
+  return [narrowed() ? `${some} that satisfy the filters` : some];
+}
+
+function unknownWords() {
+  if (!found.unknown?.length || !found.hits.length) return [];
+  return [h("span", { class: "unknown", id: "unknown", title: "The search ignores words that the model has not learnt" }, `, unknown: ${found.unknown.join(", ")}`)];
+}
+
+function copies() {
+  const hidden = found.hits.reduce((sum, hit) => sum + (hit.copies ?? 0), 0);
+  if (!hidden && !state.copies) return [];
+  const label = state.copies ? "Hide copies" : "Show them";
+  return [state.copies ? " " : `, ${several(hidden, "copy", "copies")} hidden `,
+    h("button", { type: "button", class: "plain", id: "copies", onclick: () => go({ copies: !state.copies }) }, label)];
+}
+
+// Without a selection, all pictures on the page can be downloaded.
+function drawChosen() {
+  const some = chosen.size > 0;
+  const hits = some ? [...chosen.values()] : found.hits;
+  $("download").href = api.archive(hits);
+  $("download").replaceChildren(icon("download"), some ? `Download ${chosen.size}` : "Download");
+  $("download").hidden = !some && (!hits.length || (isQuery(state) && state.find === "captions") || document.body.classList.contains("home"));
+  $("unselect").hidden = !some;
+  document.body.classList.toggle("choosing", some);
+}
+
+function select(id) {
+  const hit = found.hits.find((each) => each.id === id);
+  if (!chosen.delete(id) && hit && chosen.size < (about.limits.k ?? 500)) chosen.set(id, hit);
+  const button = document.querySelector(`[data-select="${CSS.escape(id)}"]`);
+  button?.setAttribute("aria-pressed", String(chosen.has(id)));
+  drawChosen();
 }
 
 // A large library is searched approximately; what that costs was measured when it was indexed.
@@ -186,15 +272,17 @@ function sayNothing(many) {
 function drawMore(many) {
   const { hits, below } = found;
   const most = about.limits.k ?? 500;
-  const full = hits.length >= wanted && wanted < most;
+  const full = isQuery(state) && (found.returned ?? hits.length) >= wanted && wanted < most;
   const parts = [];
-  if (full) {
+  if (!isQuery(state) && hits.length && (found.total ?? Infinity) > found.returned) {
+    parts.push(h("button", { type: "button", class: "plain", id: "show-more", onclick: (event) => moreOfTheList(event.target) }, "More pictures"));
+  } else if (full) {
     parts.push(h("button", { type: "button", class: "plain", id: "show-more", onclick: () => {
       wanted = Math.min(most, wanted + PAGE_HITS);
       ask(shownFor);
     } }, `More ${many}`));
   } else if (hits.length && below) {
-    parts.push(`${number(below)} others are not a good match.`, h("button", { type: "button", class: "plain", onclick: () => go({ all: true }) }, "Show them"));
+    parts.push(`All other ${many} are not a good match.`, h("button", { type: "button", class: "plain", onclick: () => go({ all: true }) }, "Show them"));
   } else if (hits.length && state.all) {
     parts.push("This list includes results that are not a good match.", h("button", { type: "button", class: "plain", onclick: () => go({ all: false }) }, "Show only good matches"));
   }
@@ -280,14 +368,29 @@ async function begin() {
 
 $("search").addEventListener("submit", (event) => {
   event.preventDefault();
-  $("query").blur();
+  $("query").blur(); // which also closes the suggestions
   const typed = split($("query").value);
   written = null;
   const joined = (kind) => [...new Set([...state[kind], ...typed[kind]])];
   go({ q: typed.q, plus: joined("plus"), minus: joined("minus"), all: false, item: null });
 });
-$("results").addEventListener("click", follow);
+$("results").addEventListener("click", (event) => {
+  const button = event.target.closest("[data-select]");
+  if (button) select(button.dataset.select);
+  else follow(event);
+});
+$("unselect").addEventListener("click", () => {
+  for (const id of [...chosen.keys()]) select(id);
+});
+$("order").addEventListener("change", () => go({ order: $("order").value }));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  grid.focus($("results"));
+});
+suggests($("query"), $("suggestions"), () => $("search").requestSubmit());
 $("results").addEventListener("keydown", (event) => {
+  const id = event.target.closest("a[data-id]")?.dataset.id;
+  if (event.key === "x" && id && !event.ctrlKey && !event.metaKey) return select(id);
   if (grid.walk($("results"), event) === "leave") $("query").focus();
 });
 $("filter").addEventListener("click", () => openFilters($("filters").hidden));
@@ -303,6 +406,9 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     $("query").focus();
     $("query").select();
+  } else if (event.target === document.body && /^Arrow(Down|Right)$/u.test(event.key) && $("results").firstElementChild) {
+    event.preventDefault();
+    grid.focus($("results"));
   } else if (event.key === "ArrowDown" && event.target === $("query")) {
     event.preventDefault();
     grid.focus($("results"));
@@ -319,7 +425,6 @@ addEventListener("popstate", () => {
 document.querySelector(".go").append(icon("search"));
 $("pick").append(icon("picture"));
 $("save-search").append(icon("star"), "Save");
-$("download").append(icon("download"), "Download");
 $("save-search").addEventListener("click", openSave);
 toggleTheme($("theme"));
 takePictures({ file: $("file"), pick: $("pick"), take: searchByPicture });

@@ -56,8 +56,8 @@ function draw() {
 
 function circle(cluster) {
   const group = svg("g", { class: "cluster", tabindex: 0, role: "button", "data-number": cluster.number,
-    "aria-label": `${cluster.name}: ${several(cluster.size, "picture", "pictures")}` },
-    svg("circle", { cx: cluster.x, cy: cluster.y, r: cluster.radius }), svg("g", { class: "pictures" }), svg("text", { class: "name" }), svg("text", { class: "count" }));
+    "aria-label": `${cluster.name} ${several(cluster.size, "picture", "pictures")}` },
+    svg("circle", { cx: cluster.x, cy: cluster.y, r: cluster.radius }), svg("g", { class: "pictures" }), svg("text", { class: "name" }), " ", svg("text", { class: "count" })); // the space keeps both apart in the name that is read aloud
   group.querySelector(".name").textContent = cluster.name;
   group.querySelector(".count").textContent = number(cluster.size);
   groups.set(cluster.number, group);

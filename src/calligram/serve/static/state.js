@@ -3,6 +3,7 @@
 import { condition as rangeCondition } from "./timeline.js";
 
 const LISTS = ["plus", "minus", "like"];
+export const ORDERS = ["newest", "oldest"];
 
 export function read(address = location.search) {
   const given = new URLSearchParams(address);
@@ -16,6 +17,8 @@ export function read(address = location.search) {
   state.find = given.get("find") === "captions" ? "captions" : "images";
   state.all = given.get("all") === "1";
   state.exact = given.get("exact") === "1";
+  state.copies = given.get("copies") === "1";
+  state.order = ORDERS.includes(given.get("order")) ? given.get("order") : "";
   state.picture = given.get("picture");
   state.item = given.get("item");
   return state;
@@ -33,13 +36,15 @@ export function write(state) {
   if (state.find !== "images") out.set("find", state.find);
   if (state.all) out.set("all", "1");
   if (state.exact) out.set("exact", "1");
+  if (state.copies) out.set("copies", "1");
+  if (state.order) out.set("order", state.order);
   if (state.picture) out.set("picture", state.picture);
   if (state.item) out.set("item", state.item);
   return `?${out}`;
 }
 
 export function isQuery(state) {
-  return Boolean(state.q || state.plus.length || state.like.length || state.picture);
+  return Boolean(state.q || state.plus.length || state.minus.length || state.like.length || state.picture);
 }
 
 // "two dogs - person + snow": terms after a minus sign are subtracted, terms after a plus sign are added.

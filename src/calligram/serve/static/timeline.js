@@ -1,12 +1,14 @@
 // Pictures per year, month or day as bars. A click on a bar, or a drag over several, narrows the search to that time.
 
 import * as api from "./api.js";
-import { h, number, several } from "./dom.js";
+import { dateText, h, number, several } from "./dom.js";
 
 const UNITS = { year: 4, month: 7, day: 10 }; // characters of a date that name it
 const MAX_BARS = 62;
 const MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
 let days = null; // number of pictures by day, for the present version of the library
+
+export const hasDates = () => Boolean(days && Object.keys(days.days).length);
 
 export async function load() {
   days = await api.timeline();
@@ -25,8 +27,8 @@ export function condition({ since, until }) {
 }
 
 export function rangeText({ since, until }) {
-  if (since && until) return since === until ? since : `${since} to ${until}`;
-  return since ? `since ${since}` : `until ${until}`;
+  if (since && until) return since === until ? dateText(since) : `${dateText(since)} to ${dateText(until)}`;
+  return since ? `since ${dateText(since)}` : `until ${dateText(until)}`;
 }
 
 const first = (key) => `${key}-01-01`.slice(0, 10);
