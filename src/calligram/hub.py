@@ -18,9 +18,14 @@ def look_for_hub(name: str) -> None:
     The libraries would try again for a minute, for every file. With a proxy the hub is not looked for.
     """
     if not Path(name).exists() and not hub_answers():
-        from huggingface_hub import constants
+        use_cache_alone()
 
-        constants.HF_HUB_OFFLINE = True
+
+def use_cache_alone() -> None:
+    """Never ask the hub in this process: models by name come from the local cache."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = True
 
 
 @functools.cache

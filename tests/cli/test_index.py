@@ -102,7 +102,7 @@ def test_shards_can_be_encoded_at_the_same_time_and_committed_later(here, callig
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["index"], "RUN, SOURCE and --out LIBRARY are needed"),
+        (["index"], "a folder of pictures is needed"),
         (["index", "nowhere/at/all", "photos", "--out", "x"], "'nowhere/at/all' could not be loaded"),
         (["index", "run", "nowhere", "--out", "x"], "nowhere is not a folder; SOURCE is a folder of pictures"),
         (["index", "run", "photos", "--out", "photos"], "photos exists and is not a library"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
-from calligram.cli.screen import console, progress_bar, show_spinner
+from calligram.cli.screen import console, errors, progress_bar, show_spinner
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:
     from calligram.search.indexing.run import IndexReport
 
 
+RUN_FILE = "run.json"
+"""what makes a folder a run; as in ``models.catalog``, whose import takes seconds"""
 COUNT_LABELS = {
     "added": "new",
     "copied": "copies",
@@ -36,10 +40,19 @@ COUNT_LABELS = {
 
 def index(
     run: Annotated[
-        str | None, typer.Argument(help="Folder of a run, or folder or hub name of a dual encoder of transformers.")
+        str | None,
+        typer.Argument(
+            help="Folder of a run, or folder or hub name of a dual encoder of transformers. May be left out: the "
+            "matcher of the library, or a small default model, is used then.",
+            metavar="[RUN]",
+        ),
     ] = None,
-    source: Annotated[Path | None, typer.Argument(help="Folder of pictures, or a collection.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the library.")] = None,
+    source: Annotated[
+        Path | None, typer.Argument(help="Folder of pictures, or a collection.", metavar="SOURCE")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the library; the default is one in your data folder.")
+    ] = None,
     reranker: Annotated[
         str | None, typer.Option(help="A run whose score orders the candidates again; none for no second stage.")
     ] = None,
@@ -69,6 +82,7 @@ def index(
     towns: Annotated[
         bool | None, typer.Option("--towns/--no-towns", help="Name the nearest town of each picture with a position.")
     ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Never ask the network for a model.")] = False,
     problems: Annotated[Path | None, typer.Option(help="Only list the unusable files of this library.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
@@ -79,10 +93,7 @@ def index(
     if problems is not None:
         _list_problems(problems, engine)
         return
-    if run is None or source is None or out is None:
-        raise UserError(
-            'RUN, SOURCE and --out LIBRARY are needed, as in "calligram index runs/vse photos --out library"'
-        )
+    run, source, out = _choices(run, source, out, offline)
     with show_spinner("loading") as spinner:
         with fast_imports():
             import_lancedb_for_command()
@@ -115,6 +126,71 @@ def index(
         )
     else:
         _print(report, out)
+
+
+def _choices(run: str | None, source: Path | None, out: Path | None, offline: bool) -> tuple[str, Path, Path]:
+    """Matcher, source and library, where some of them may be left out."""
+    from calligram.search.library.default_libraries import library_of
+    from calligram.search.library.manifest import MANIFEST, read_manifest
+
+    if offline:
+        from calligram.hub import use_cache_alone
+
+        use_cache_alone()
+    if run is None:
+        raise UserError('a folder of pictures is needed, as in "calligram index photos"')
+    if source is not None:
+        return run, source, out or library_of(source)
+    source = Path(run)
+    if (source / RUN_FILE).is_file() or not source.is_dir():
+        what = "a run" if source.is_dir() else "no folder"
+        raise UserError(
+            f"{run} is {what}; SOURCE is a folder of pictures or a collection, as in "
+            f"{command('calligram', 'index', run, 'photos')} or {command('calligram', 'index', 'photos')}"
+        )
+    out = out or library_of(source)
+    if (out / MANIFEST).is_file():
+        return read_manifest(out).matcher.source, source, out
+    from calligram.models.known_models import DEFAULT_MODEL, default_matcher
+
+    name, download = default_matcher(offline=offline)
+    if download:
+        size = f"{DEFAULT_MODEL.megabytes} MB, licence {DEFAULT_MODEL.licence}"
+        errors.print(f"downloading the default model {name} once ({size}); --offline never asks the network")
+    return name, source, out
+
+
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List dual encoders that search photographs without training, and which of them are on this machine.
+
+    "calligram index NAME PICTURES" downloads one that is not. The first one is the default.
+    """
+    from calligram.models.known_models import DEFAULT_MODEL, KNOWN_MODELS, cached_folder, folder_bytes
+
+    found = []
+    for model in KNOWN_MODELS:
+        folder = cached_folder(model.name)
+        size = model.megabytes if folder is None else round(folder_bytes(folder) / 1e6)
+        place = None if folder is None else str(folder)
+        about = {**model._asdict(), "megabytes": size, "folder": place, "default": model is DEFAULT_MODEL}
+        found.append({**about, "flickr8k": None})
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "licence", "MB", "on this machine", "about"):
+        table.add_column(column, justify="right" if column == "MB" else "left", overflow="fold")
+    for row in found:
+        where = "yes" if row["folder"] else "no"
+        note = " (default)" if row["default"] else ""
+        table.add_row(f"{row['name']}{note}", str(row["licence"]), str(row["megabytes"]), where, str(row["about"]))
+    console.print(table)
+    measure = command("calligram", "train", "pretrained", "COLLECTION", "--set", "pretrained.model=NAME", "--set", "epochs=0")  # fmt: skip  # noqa: E501
+    console.print(
+        f"how good they are on Flickr8k has not been measured here; {measure} and calligram evaluate measure it",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _print(report: IndexReport, out: Path) -> None:

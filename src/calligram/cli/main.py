@@ -56,6 +56,7 @@ VERBS = {
     },
     "Search": {
         "index": ("index:index", "Put pictures into a library, or update it"),
+        "models": ("index:models", "List models that search photographs without training"),
         "forget": ("index:forget", "Delete items from a library"),
         "search": ("search:search", "Find images or captions in a library"),
         "clusters": ("library:clusters", "Group the pictures of a library, and name the groups"),

@@ -27,7 +27,12 @@ PIPE_WIDTH = 10_000
 
 
 def search(
-    library: Annotated[Path, typer.Argument(help="Folder of a library.")],
+    library: Annotated[
+        Path | None,
+        typer.Argument(
+            help='Folder of a library; may be left out after "calligram index FOLDER".', metavar="[LIBRARY]"
+        ),
+    ] = None,
     query: Annotated[
         str | None, typer.Argument(help="A text, or the path of a picture. '2:dog' has the weight 2.")
     ] = None,
@@ -86,6 +91,9 @@ def search(
         raise UserError("--json cannot be combined with --paths or --null; give one of them")
     if depth is not None and budget is not None:
         raise UserError("--depth and --budget-ms cannot be combined; give a number of candidates or a time limit")
+    if query is None and library is not None and not (image or plus or saved or library.exists()):
+        library, query = None, str(library)
+    library = _found_library(library, query)
     chosen = None
     if saved is not None:
         if query or image or plus or minus or where or save:
@@ -120,6 +128,20 @@ def search(
         _print_paths(results, searcher, "\0" if null else "\n")
     else:
         _print_table(results, searcher, captions)
+
+
+def _found_library(library: Path | None, query: str | None) -> Path:
+    """The given library, or the one in the data folder, which is then named."""
+    if library is not None:
+        return library
+    from calligram.search.library.default_libraries import find_library
+
+    try:
+        found = find_library()
+    except UserError as error:
+        raise UserError(f"{query} is not a library; {error}" if query else str(error)) from error
+    errors.print(f"library: {found}", style="dim", soft_wrap=True)
+    return found
 
 
 def _check(library: Path, where: str | None, *, staged: bool) -> None:

@@ -26,7 +26,9 @@ class ServerLog(StrEnum):
 
 
 def serve(
-    library: Annotated[Path, typer.Argument(help='Folder of a library, made by "calligram index".')],
+    library: Annotated[
+        Path | None, typer.Argument(help='Folder of a library; the default is that of "calligram index FOLDER".')
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Addresses other than loopback need --token or --open.")
     ] = "127.0.0.1",
@@ -115,7 +117,9 @@ def serve(
         show_places=show_places,
         log=log.value,
     )
-    with open_server(library, address, settings, device, engine) as server:
+    from calligram.search.library.default_libraries import find_library
+
+    with open_server(find_library(library), address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""
         console.print(styled(server.address.url, "bold"), f"serves the page{note}; Ctrl-C stops it", soft_wrap=True)
         if collection is not None:
@@ -142,7 +146,9 @@ def open_server(
 
 
 def mcp(
-    library: Annotated[Path, typer.Argument(help='Folder of a library, made by "calligram index".')],
+    library: Annotated[
+        Path | None, typer.Argument(help='Folder of a library; the default is that of "calligram index FOLDER".')
+    ] = None,
     show_places: Annotated[
         bool, typer.Option("--show-places", help="Also tell the assistant where pictures were taken.")
     ] = False,
@@ -157,8 +163,9 @@ def mcp(
     """
     require("mcp.server.mcpserver", extra="mcp", purpose="the server for assistants", package="mcp")
     from calligram.device import device_named
+    from calligram.search.library.default_libraries import find_library
     from calligram.search.query.searcher import Searcher
     from calligram.serve.mcp_server import LibraryTools, mcp_server
 
-    searcher = Searcher.open(library, measure_costs=False, index=engine, device=device_named(device))
+    searcher = Searcher.open(find_library(library), measure_costs=False, index=engine, device=device_named(device))
     mcp_server(LibraryTools(searcher, show_places=show_places)).run("stdio")
