@@ -30,6 +30,14 @@ def train(
         bool, typer.Option(help="Continue the run in --out. Without --set and --config, with the same settings.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROGRAM",
+            help="Log metrics also to wandb (offline, into the run folder; wandb=PROJECT) or to mlflow (into mlflow.db "
+            "of the run folder; mlflow=ADDRESS of a server). Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Train a matcher. The run folder gets the settings, metrics, curves, the best matcher and the last state."""
     from calligram.data.collection import Collection
@@ -48,7 +56,7 @@ def train(
         set_, config = given_settings(str(Run(out).about.get("command", "")))
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
-    context = RunContext(device_named(device), processes, progress_bar)
+    context = RunContext(device_named(device), processes, progress_bar, tuple(log or ()))
     try:
         best = run_preset(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
     except KeyboardInterrupt:

@@ -64,6 +64,7 @@ def fit(
     resume: bool = False,
     device: str | torch.device = "auto",
     track: Track = silent,
+    loggers: Sequence[str] = (),
     **settings: Any,
 ) -> TrainedRun:
     """Train a matcher into the folder ``out`` and return the run.
@@ -76,6 +77,7 @@ def fit(
         loss: a function of scores (A, C) and targets (A, C) in place of ``terms``.
         changes: further settings by the keys of ``calligram show``, such as ``{"offline.texts": 300}``.
         resume: continue the run in ``out``.
+        loggers: programs that get the metrics besides TensorBoard: ``wandb``, ``mlflow``.
         settings: further settings by name, such as ``epochs=3``, ``lr=1e-3``, ``image=ImageSettings(...)``,
             ``terms=[InfoNCE(), Instance(weight=0.5)]`` or ``stages=[stage(epochs=3), ...]``. A term may also be a name.
 
@@ -94,7 +96,9 @@ def fit(
         if not isinstance(stages, Sequence) or not all(isinstance(each, StageSettings) for each in stages):
             raise UserError("stages takes a list of calligram.stage(...)")
         settings[STAGES] = tuple(stages)
-    context = RunContext(device_named(device) if isinstance(device, str) else device, track=track)
+    context = RunContext(
+        device_named(device) if isinstance(device, str) else device, track=track, loggers=tuple(loggers)
+    )
     plan = None
     if isinstance(matcher, str):
         preset = find_preset(matcher)

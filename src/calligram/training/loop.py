@@ -26,6 +26,7 @@ from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
+from calligram.training.loggers import MetricLoggers
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,
     CollapseDetector,
@@ -35,7 +36,7 @@ from calligram.training.objectives.objective import (
     parameter_groups,
     restore_optimizer,
 )
-from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter
+from calligram.training.runs import BackgroundSaver, Run
 from calligram.training.speed_trial import SpeedTrial
 
 log = logging.getLogger(__name__)
@@ -103,11 +104,15 @@ def train(
     loop: Loop = Loop(),  # noqa: B008  frozen
     processes: Processes = Processes(),  # noqa: B008  frozen
     track: Track = silent,
+    loggers: Sequence[str] = (),
 ) -> dict[str, float]:
     """Train through all stages and save the best and the last state in ``run``; continue where an earlier call stopped.
 
     The randomness of a step depends on (seed, stage, epoch, step) only, so a run that was killed and resumed takes the
     same steps as an uninterrupted one.
+
+    Args:
+        loggers: further programs that get the metrics, as of ``MetricLoggers``.
 
     Returns:
         The dev metrics of the best epoch.
@@ -115,7 +120,7 @@ def train(
     device = device_of(matcher)
     kernels = use_kernels(False) if loop.speed == "plain" else contextlib.nullcontext()
     with kernels, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return _Trainer(matcher, stages, run, evaluate, loop, processes, track).train()
+        return _Trainer(matcher, stages, run, evaluate, loop, processes, track, loggers).train()
 
 
 class _Trainer:
@@ -130,6 +135,7 @@ class _Trainer:
         loop: Loop,
         processes: Processes,
         track: Track,
+        loggers: Sequence[str],
     ) -> None:
         self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
         self.loop, self.processes, self.track = loop, processes, track
@@ -140,7 +146,7 @@ class _Trainer:
         self.step = 0
         self.best: dict[str, float] = {}
         self.spent, self.start_time = 0.0, time.perf_counter()
-        self.tensorboard = TensorBoardWriter(run.folder) if processes.first else None
+        self.loggers = MetricLoggers(run, loggers) if processes.first else None
         self.saver = BackgroundSaver(run)
         self.trial: SpeedTrial | None = None
 
@@ -155,8 +161,8 @@ class _Trainer:
                 resumed = number == position["stage"]
                 self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
             self.saver.wait()
-        if self.tensorboard:
-            self.tensorboard.close()
+        if self.loggers:
+            self.loggers.close()
         if self.processes.first and not self.run.complete:
             if self.loop.speed != "plain" and (kernels := kernel_states()):
                 self.run.add_entries(kernels=kernels)
@@ -291,8 +297,8 @@ class _Trainer:
             row = {"step": self.step, "stage": stage.name, "epoch": epoch, **values}
             row |= {"lr": max(g["lr"] for g in optimizer.param_groups), "steps_per_second": round(rate, 3)}
             self.run.log(row)
-            if self.tensorboard:
-                self.tensorboard.add(self.step, {f"train/{k}": v for k, v in values.items()})
+            if self.loggers:
+                self.loggers.add(self.step, "train", values)
 
     def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer | None) -> None:
         stage = self.stages[number]
@@ -308,8 +314,8 @@ class _Trainer:
                 self.loop.select_by,
                 metrics.get(self.loop.select_by, math.nan),
             )
-            if self.tensorboard:
-                self.tensorboard.add(self.step, {f"dev/{k}": v for k, v in metrics.items()})
+            if self.loggers:
+                self.loggers.add(self.step, "dev", metrics)
         value = self.processes.broadcast_number(metrics.get(self.loop.select_by, math.nan))
         if math.isnan(value):
             raise UserError(f"evaluation gave no '{self.loop.select_by}'; it gave: {', '.join(sorted(metrics))}")

@@ -29,6 +29,7 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
+from calligram.training.loggers import check_loggers
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.objectives.objective import check_parameter_groups
 from calligram.training.runs import METRICS_FILE, Run
@@ -66,6 +67,8 @@ class RunContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     processes: Processes = field(default_factory=Processes)
     track: Track = silent
+    loggers: tuple[str, ...] = ()
+    """programs that get the metrics besides TensorBoard: ``wandb``, ``mlflow``"""
 
 
 def train_preset(
@@ -93,6 +96,7 @@ def run_preset(
         plan: replaces the plan of the recipe.
     """
     context = context or RunContext(device_named())
+    check_loggers(context.loggers)
     with Run.lock(out) if context.processes.first else contextlib.nullcontext():
         whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
         _check_captions(whole, collection, learns=preset.recipe.learns)
@@ -130,8 +134,9 @@ def run_preset(
         if not made.stages:
             return _run_without_stages(run, made, evaluate, context)
         return train(
-            made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track
-        )
+            made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track,
+            loggers=context.loggers,
+        )  # fmt: skip
 
 
 def _defaults_of_components(preset: Preset, settings: Any) -> Any:

@@ -1,0 +1,215 @@
+"""Where the metrics of training are logged besides ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow.
+
+Imports of the other programs happen when a logger is made, so that training needs none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from calligram.errors import UserError, unknown
+from calligram.extras import install_command, missing_modules, require
+
+if TYPE_CHECKING:
+    from calligram.training.runs import Run
+
+log = logging.getLogger(__name__)
+
+LOGGERS_KEY = "loggers"
+"""entry of ``run.json`` with the name of the run in each program, so that a resumed run continues there"""
+MAX_PARAMETER_CHARACTERS = 500
+"""longest value of a setting that MLflow stores"""
+
+
+class MetricLogger(Protocol):
+    """Takes numbers at steps of training."""
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers by name at a step."""
+
+    def close(self) -> None:
+        """Write everything that is left."""
+
+
+class MetricLoggers:
+    """All loggers of a run: TensorBoard where it is installed, and those that were asked for."""
+
+    def __init__(self, run: Run, wanted: Sequence[str] = ()) -> None:
+        """Open the loggers.
+
+        Args:
+            run: the run whose metrics are logged; its settings are sent too.
+            wanted: ``wandb`` or ``wandb=PROJECT``, ``mlflow`` or ``mlflow=ADDRESS``.
+
+        Raises:
+            UserError: when a name is unknown, or its package is not installed.
+        """
+        self._loggers: list[MetricLogger] = [TensorBoardWriter(run.folder)]
+        check_loggers(wanted)
+        for name, _, where in (one.partition("=") for one in wanted):
+            self._loggers.append(LOGGERS[name](run, where))
+
+    def add(self, step: int, prefix: str, values: Mapping[str, float]) -> None:
+        """Add numbers at a step; their names begin with the prefix."""
+        for logger in self._loggers:
+            logger.add(step, {f"{prefix}/{name}": value for name, value in values.items()})
+
+    def close(self) -> None:
+        """Write everything that is left, and close all loggers."""
+        for logger in self._loggers:
+            logger.close()
+
+
+class TensorBoardWriter:
+    """Writes scalars to ``tensorboard/`` in a run folder; does nothing without the ``tensorboard`` extra."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer_class: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
+        else:
+            self._writer_class = SummaryWriter
+        self._writer: Any = None
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
+        if self._writer_class is None:
+            return
+        if self._writer is None:
+            self._writer = self._writer_class(str(self._folder / "tensorboard"), purge_step=step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbWriter:
+    """Writes to ``wandb/`` in the run folder, without the network; ``wandb sync`` sends it when the user wants."""
+
+    def __init__(self, run: Run, project: str) -> None:
+        wandb = require("wandb", extra="wandb", purpose="logging to Weights & Biases")
+        # Nothing about the machine, the code or the output is collected: the run folder says what was trained.
+        quiet = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, save_code=False, x_disable_stats=True,
+            x_disable_meta=True, x_disable_machine_info=True,
+        )  # fmt: skip
+        self._run = wandb.init(
+            project=project or "calligram", name=run.folder.resolve().name, id=_stored_name(run, "wandb"),
+            resume="allow", dir=str(run.folder.resolve()), config=flat_settings(run), mode="offline",
+            reinit="create_new", settings=quiet,
+        )  # fmt: skip
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers at a step; steps that a killed process had already logged stay as they are."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Write everything that is left."""
+        self._run.finish()
+
+
+class MlflowWriter:
+    """Writes to ``mlflow.db`` in the run folder, or to the tracking server at an address."""
+
+    def __init__(self, run: Run, address: str) -> None:
+        purpose = "logging to MLflow"
+        tracking = require("mlflow.tracking", extra="mlflow", purpose=purpose, package="mlflow")
+        self._entities = require("mlflow.entities", extra="mlflow", purpose=purpose, package="mlflow")
+        if not address:
+            require("sqlalchemy", extra="mlflow", purpose=purpose)
+            require("alembic", extra="mlflow", purpose=purpose)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        self._client = tracking.MlflowClient(tracking_uri=address or f"sqlite:///{run.folder.resolve()}/mlflow.db")
+        try:
+            self._id = self._run_id(run)
+        except Exception as error:  # of a server that does not answer, by the client's transport
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"MLflow at '{address or run.folder}' cannot be used ({reason}); check the address"
+            ) from error
+
+    def _run_id(self, run: Run) -> str:
+        experiment = self._client.get_experiment_by_name("calligram")
+        number = experiment.experiment_id if experiment else self._client.create_experiment("calligram")
+        name = _stored_name(run, "mlflow")
+        found = self._client.search_runs([number], f"tags.calligram = '{name}'")
+        if found:
+            return str(found[0].info.run_id)
+        made = self._client.create_run(number, run_name=run.folder.resolve().name, tags={"calligram": name})
+        settings = [
+            self._entities.Param(key, str(value)[:MAX_PARAMETER_CHARACTERS])
+            for key, value in flat_settings(run).items()
+        ]
+        for start in range(0, len(settings), MAX_BATCH_ENTRIES):
+            self._client.log_batch(made.info.run_id, params=settings[start : start + MAX_BATCH_ENTRIES])
+        return str(made.info.run_id)
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers at a step."""
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._id, metrics=[self._entities.Metric(name, value, now, step) for name, value in values.items()]
+        )
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._id)
+
+
+MAX_BATCH_ENTRIES = 100
+"""most settings that MLflow takes in one request"""
+LOGGERS: dict[str, Callable[[Run, str], MetricLogger]] = {"wandb": WandbWriter, "mlflow": MlflowWriter}
+"""loggers that are used only if they are asked for"""
+
+
+def check_loggers(wanted: Sequence[str]) -> None:
+    """Check, before anything is written, that loggers exist and are installed.
+
+    Raises:
+        UserError: for the first that is not.
+    """
+    for name in (one.partition("=")[0] for one in wanted):
+        if name not in LOGGERS:
+            raise unknown("logger", name, LOGGERS)
+        if missing_modules(name):
+            raise UserError(f"logging to {name} needs {name}; install it with: {install_command(name)}")
+
+
+def _stored_name(run: Run, logger: str) -> str:
+    """The name of this run in another program: random, and kept in ``run.json`` for a resumed run."""
+    names = dict(run.about.get(LOGGERS_KEY, {}))
+    if logger not in names:
+        names[logger] = uuid.uuid4().hex[:12]
+        run.add_entries(**{LOGGERS_KEY: names})
+    return str(names[logger])
+
+
+def flat_settings(run: Run) -> dict[str, Any]:
+    """The settings of a run by dotted key, with the preset and the collection."""
+    about = run.about
+    found: dict[str, Any] = {name: about[name] for name in ("preset", "collection") if name in about}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                add(f"{prefix}.{name}" if prefix else str(name), inner)
+        elif not isinstance(value, list) or not any(isinstance(one, Mapping | list) for one in value):
+            found[prefix] = value
+        else:
+            for number, inner in enumerate(value, 1):
+                add(f"{prefix}.{number}", inner)
+
+    add("", about.get("settings", {}))
+    return found
