@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calligram.errors import UserError
-from calligram.training.loggers import MetricLoggers, check_loggers
+from calligram.training.loggers import check_loggers, open_loggers
 from calligram.training.runs import Run
 
 ABOUT = {"preset": "vse", "collection": "tiny", "settings": {"dim": 16, "image": {"size": 32}, "names": ["a", "b"]}}
@@ -49,11 +49,11 @@ def run(tmp_path) -> Run:
 
 def test_wandb_has_the_settings_and_the_metrics_without_the_network(run):
     pytest.importorskip("wandb")
-    loggers = MetricLoggers(run, ["wandb=my-project"])
-    loggers.add(10, "train", {"loss": 1.5, "lr": 0.1})
-    loggers.add(20, "train", {"loss": 1.25})
-    loggers.add(20, "dev", {"rsum": 123.5})
-    loggers.close()
+    (logger,) = open_loggers(run, ["wandb=my-project"])
+    logger.add(10, {"train/loss": 1.5, "train/lr": 0.1})
+    logger.add(20, {"train/loss": 1.25})
+    logger.add(20, {"dev/rsum": 123.5})
+    logger.close()
     (file,) = run.folder.glob("wandb/offline-run-*/*.wandb")
     history = wandb_history(file)
     assert [row["step"] for row in history] == [10, 20]
@@ -63,8 +63,8 @@ def test_wandb_has_the_settings_and_the_metrics_without_the_network(run):
     assert (made.project, made.display_name) == ("my-project", "run")
     config = {i.key: json.loads(i.value_json) for i in made.config.update}
     assert (config["preset"], config["image.size"], config["names"]) == ("vse", 32, ["a", "b"])
-    again = MetricLoggers(run, ["wandb=my-project"])  # of a resumed run
-    again.add(30, "train", {"loss": 1.0})
+    (again,) = open_loggers(run, ["wandb=my-project"])  # of a resumed run
+    again.add(30, {"train/loss": 1.0})
     again.close()
     files = list(run.folder.glob("wandb/offline-run-*/*.wandb"))
     ids = {m.run.run_id for f in files for m in wandb_messages(f) if m.WhichOneof("record_type") == "run"}
@@ -74,9 +74,9 @@ def test_wandb_has_the_settings_and_the_metrics_without_the_network(run):
 def test_mlflow_has_the_settings_and_the_metrics_in_a_file_of_the_run(run):
     tracking = pytest.importorskip("mlflow.tracking")
     for step, loss in ((10, 1.5), (20, 1.25)):  # as a run that is resumed
-        loggers = MetricLoggers(run, ["mlflow"])
-        loggers.add(step, "train", {"loss": loss})
-        loggers.close()
+        (logger,) = open_loggers(run, ["mlflow"])
+        logger.add(step, {"train/loss": loss})
+        logger.close()
     client = tracking.MlflowClient(tracking_uri=f"sqlite:///{run.folder}/mlflow.db")
     experiment = client.get_experiment_by_name("calligram")
     (found,) = client.search_runs([experiment.experiment_id])

@@ -1,7 +1,4 @@
-"""Where the metrics of training are logged besides ``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow.
-
-Imports of the other programs happen when a logger is made, so that training needs none of them.
-"""
+"""Programs that get the metrics of training besides ``metrics.jsonl`` and TensorBoard: Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calligram.errors import UserError, unknown
@@ -17,8 +13,6 @@ from calligram.extras import install_command, missing_modules, require
 
 if TYPE_CHECKING:
     from calligram.training.runs import Run
-
-log = logging.getLogger(__name__)
 
 LOGGERS_KEY = "loggers"
 """entry of ``run.json`` with the name of the run in each program, so that a resumed run continues there"""
@@ -34,64 +28,6 @@ class MetricLogger(Protocol):
 
     def close(self) -> None:
         """Write everything that is left."""
-
-
-class MetricLoggers:
-    """All loggers of a run: TensorBoard where it is installed, and those that were asked for."""
-
-    def __init__(self, run: Run, wanted: Sequence[str] = ()) -> None:
-        """Open the loggers.
-
-        Args:
-            run: the run whose metrics are logged; its settings are sent too.
-            wanted: ``wandb`` or ``wandb=PROJECT``, ``mlflow`` or ``mlflow=ADDRESS``.
-
-        Raises:
-            UserError: when a name is unknown, or its package is not installed.
-        """
-        self._loggers: list[MetricLogger] = [TensorBoardWriter(run.folder)]
-        check_loggers(wanted)
-        for name, _, where in (one.partition("=") for one in wanted):
-            self._loggers.append(LOGGERS[name](run, where))
-
-    def add(self, step: int, prefix: str, values: Mapping[str, float]) -> None:
-        """Add numbers at a step; their names begin with the prefix."""
-        for logger in self._loggers:
-            logger.add(step, {f"{prefix}/{name}": value for name, value in values.items()})
-
-    def close(self) -> None:
-        """Write everything that is left, and close all loggers."""
-        for logger in self._loggers:
-            logger.close()
-
-
-class TensorBoardWriter:
-    """Writes scalars to ``tensorboard/`` in a run folder; does nothing without the ``tensorboard`` extra."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writer_class: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
-        else:
-            self._writer_class = SummaryWriter
-        self._writer: Any = None
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
-        if self._writer_class is None:
-            return
-        if self._writer is None:
-            self._writer = self._writer_class(str(self._folder / "tensorboard"), purge_step=step)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self._writer is not None:
-            self._writer.close()
 
 
 class WandbWriter:
@@ -185,6 +121,20 @@ def check_loggers(wanted: Sequence[str]) -> None:
             raise unknown("logger", name, LOGGERS)
         if missing_modules(name):
             raise UserError(f"logging to {name} needs {name}; install it with: {install_command(name)}")
+
+
+def open_loggers(run: Run, wanted: Sequence[str]) -> list[MetricLogger]:
+    """Open the loggers of a run, whose settings are sent too.
+
+    Args:
+        run: a run that was created.
+        wanted: ``wandb`` or ``wandb=PROJECT``, ``mlflow`` or ``mlflow=ADDRESS``.
+
+    Raises:
+        UserError: when a name is unknown, or its package is not installed.
+    """
+    check_loggers(wanted)
+    return [LOGGERS[name](run, where) for name, _, where in (one.partition("=") for one in wanted)]
 
 
 def _stored_name(run: Run, logger: str) -> str:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
-from calligram.training.loggers import MetricLoggers
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,
     CollapseDetector,
@@ -36,8 +35,11 @@ from calligram.training.objectives.objective import (
     parameter_groups,
     restore_optimizer,
 )
-from calligram.training.runs import BackgroundSaver, Run
+from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter
 from calligram.training.speed_trial import SpeedTrial
+
+if TYPE_CHECKING:
+    from calligram.training.loggers import MetricLogger
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +106,7 @@ def train(
     loop: Loop = Loop(),  # noqa: B008  frozen
     processes: Processes = Processes(),  # noqa: B008  frozen
     track: Track = silent,
-    loggers: Sequence[str] = (),
+    loggers: Sequence[MetricLogger] = (),
 ) -> dict[str, float]:
     """Train through all stages and save the best and the last state in ``run``; continue where an earlier call stopped.
 
@@ -112,7 +114,7 @@ def train(
     same steps as an uninterrupted one.
 
     Args:
-        loggers: further programs that get the metrics, as of ``MetricLoggers``.
+        loggers: get the metrics besides ``metrics.jsonl`` and TensorBoard.
 
     Returns:
         The dev metrics of the best epoch.
@@ -135,7 +137,7 @@ class _Trainer:
         loop: Loop,
         processes: Processes,
         track: Track,
-        loggers: Sequence[str],
+        loggers: Sequence[MetricLogger],
     ) -> None:
         self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
         self.loop, self.processes, self.track = loop, processes, track
@@ -146,7 +148,7 @@ class _Trainer:
         self.step = 0
         self.best: dict[str, float] = {}
         self.spent, self.start_time = 0.0, time.perf_counter()
-        self.loggers = MetricLoggers(run, loggers) if processes.first else None
+        self.loggers = (TensorBoardWriter(run.folder), *loggers) if processes.first else ()
         self.saver = BackgroundSaver(run)
         self.trial: SpeedTrial | None = None
 
@@ -161,8 +163,8 @@ class _Trainer:
                 resumed = number == position["stage"]
                 self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
             self.saver.wait()
-        if self.loggers:
-            self.loggers.close()
+        for logger in self.loggers:
+            logger.close()
         if self.processes.first and not self.run.complete:
             if self.loop.speed != "plain" and (kernels := kernel_states()):
                 self.run.add_entries(kernels=kernels)
@@ -297,8 +299,11 @@ class _Trainer:
             row = {"step": self.step, "stage": stage.name, "epoch": epoch, **values}
             row |= {"lr": max(g["lr"] for g in optimizer.param_groups), "steps_per_second": round(rate, 3)}
             self.run.log(row)
-            if self.loggers:
-                self.loggers.add(self.step, "train", values)
+            self._log("train", values)
+
+    def _log(self, prefix: str, values: Mapping[str, float]) -> None:
+        for logger in self.loggers:
+            logger.add(self.step, {f"{prefix}/{name}": value for name, value in values.items()})
 
     def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer | None) -> None:
         stage = self.stages[number]
@@ -306,16 +311,9 @@ class _Trainer:
         if self.processes.first:
             metrics = self._evaluate()
             self.run.log({"step": self.step, "stage": stage.name, "epoch": epoch, "dev": metrics})
-            log.info(
-                "%s %d/%d: dev %s %.1f",
-                stage.name,
-                epoch + 1,
-                stage.epochs,
-                self.loop.select_by,
-                metrics.get(self.loop.select_by, math.nan),
-            )
-            if self.loggers:
-                self.loggers.add(self.step, "dev", metrics)
+            value = metrics.get(self.loop.select_by, math.nan)
+            log.info("%s %d/%d: dev %s %.1f", stage.name, epoch + 1, stage.epochs, self.loop.select_by, value)
+            self._log("dev", metrics)
         value = self.processes.broadcast_number(metrics.get(self.loop.select_by, math.nan))
         if math.isnan(value):
             raise UserError(f"evaluation gave no '{self.loop.select_by}'; it gave: {', '.join(sorted(metrics))}")

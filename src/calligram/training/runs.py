@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from calligram.errors import UserError
+from calligram.extras import install_command
 from calligram.features.inputs import Inputs
 from calligram.files import (
     LOCK_FILE,
@@ -366,3 +367,32 @@ def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[i
         name: [(logged[-1][0], mean(value for _, value in logged)) for logged in epochs.values()]
         for name, epochs in found.items()
     }
+
+
+class TensorBoardWriter:
+    """Writes scalars to ``tensorboard/`` in a run folder; does nothing without the ``tensorboard`` extra."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer_class: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
+        else:
+            self._writer_class = SummaryWriter
+        self._writer: Any = None
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
+        if self._writer_class is None:
+            return
+        if self._writer is None:
+            self._writer = self._writer_class(str(self._folder / "tensorboard"), purge_step=step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._writer is not None:
+            self._writer.close()

@@ -29,12 +29,12 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
-from calligram.training.loggers import check_loggers
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.objectives.objective import check_parameter_groups
 from calligram.training.runs import METRICS_FILE, Run
 
 if TYPE_CHECKING:
+    from calligram.training.loggers import MetricLogger
     from calligram.training.objectives.distillation import Teacher
 
 MIN_DEV_IMAGES = 30
@@ -96,7 +96,10 @@ def run_preset(
         plan: replaces the plan of the recipe.
     """
     context = context or RunContext(device_named())
-    check_loggers(context.loggers)
+    if context.loggers:
+        from calligram.training.loggers import check_loggers
+
+        check_loggers(context.loggers)
     with Run.lock(out) if context.processes.first else contextlib.nullcontext():
         whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
         _check_captions(whole, collection, learns=preset.recipe.learns)
@@ -135,8 +138,16 @@ def run_preset(
             return _run_without_stages(run, made, evaluate, context)
         return train(
             made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track,
-            loggers=context.loggers,
+            loggers=_open_loggers(run, context),
         )  # fmt: skip
+
+
+def _open_loggers(run: Run, context: RunContext) -> list[MetricLogger]:
+    if not (context.loggers and context.processes.first):
+        return []
+    from calligram.training.loggers import open_loggers
+
+    return open_loggers(run, context.loggers)
 
 
 def _defaults_of_components(preset: Preset, settings: Any) -> Any:
