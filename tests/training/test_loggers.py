@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,17 @@ FIRST_KINDS = (1, 2)
 
 
 def wandb_messages(file: Path) -> list[object]:
+    """The messages of a run that has ended; another process writes them, and may still do so when the run ends."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        messages = written_messages(file)
+        if messages and messages[-1].WhichOneof("record_type") == "exit":
+            return messages
+        time.sleep(0.05)
+    raise AssertionError(f"{file} has no end after 30 s")
+
+
+def written_messages(file: Path) -> list[object]:
     from wandb.proto import wandb_internal_pb2
 
     data, place, messages = file.read_bytes(), 7, []
