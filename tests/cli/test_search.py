@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
@@ -213,3 +214,29 @@ def test_without_a_good_match_the_option_all_is_named(libraries, monkeypatch):
     expected = "no good match (unknown words: treasury); --all shows the nearest 10"
     assert search(libraries / "photos", "treasury").strip() == expected
     assert len(search(libraries / "photos", "a red disc", "--all", "--paths", "-k", "3").splitlines()) == 3
+
+
+def test_dates_in_words_and_folders_with_their_subfolders(libraries, tmp_path, calligram):
+    files = (("trips/2018/a.jpg", "2018:03:04"), ("trips/2019/b.jpg", "2019:07:01"), ("c.jpg", "2021:01:01"))
+    for name, taken in files:
+        exif = Image.Exif()
+        exif.get_ifd(0x8769)[0x9003] = f"{taken} 10:00:00"
+        (tmp_path / "dated" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 24), (len(name), int(taken[-2:]), 90)).save(tmp_path / "dated" / name, exif=exif)
+    index_source(LibraryMatchers(load_matcher(libraries / "run")), tmp_path / "dated", tmp_path / "lib")
+    folder = tmp_path
+
+    def names(*options: str) -> list[str]:
+        done = calligram("search", "lib", "a", "--all", "--paths", *options, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return sorted(Path(line).name for line in done.stdout.splitlines())
+
+    assert names("--when", "summer 2019") == ["b.jpg"]
+    assert names("--when", "2018 to 2019") == ["a.jpg", "b.jpg"]
+    assert names("--when", "2018 to 2019", "--where", "folder = 'trips'") == []
+    assert names("--where", "folder under 'trips'") == ["a.jpg", "b.jpg"]
+    assert names("--where", "folder under 'trips/2018' and taken <= 2018") == ["a.jpg"]
+    assert names("--where", "folder under 'trip'") == []
+    done = calligram("search", "lib", "a", "--when", "sometime", cwd=folder)
+    assert "'sometime' is not a date; give one such as 2019" in done.stderr
+    assert "columns for --where: bytes (number), camera (text)," in calligram("info", folder / "lib").stdout

@@ -45,7 +45,17 @@ def search(
     weight: Annotated[
         float | None, typer.Option(help="Weight of the query relative to --image, --plus and --minus.")
     ] = None,
-    where: Annotated[str | None, typer.Option(help="A condition on the metadata, such as 'year >= 2020'.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="A condition on the metadata, such as \"year >= 2020 and folder under 'trips'\": = != < <= > >=, "
+            '~ (contains), in (...), under, is missing, and, or, not. "calligram info LIBRARY" lists the columns.'
+        ),
+    ] = None,
+    when: Annotated[
+        str | None,
+        typer.Option(help="When the pictures were taken: 2019, 'March 2019', 'last summer', 'last 3 months'."),
+    ] = None,
     depth: Annotated[
         int | None,
         typer.Option(min=0, help="Candidates that the second stage compares; 0 for all. The default is 100."),
@@ -94,6 +104,7 @@ def search(
     if query is None and library is not None and not (image or plus or saved or library.exists()):
         library, query = None, str(library)
     library = _found_library(library, query)
+    where = _with_date(where, when)
     chosen = None
     if saved is not None:
         if query or image or plus or minus or where or save:
@@ -142,6 +153,17 @@ def _found_library(library: Path | None, query: str | None) -> Path:
         raise UserError(f"{query} is not a library; {error}" if query else str(error)) from error
     errors.print(f"library: {found}", style="dim", soft_wrap=True)
     return found
+
+
+def _with_date(where: str | None, when: str | None) -> str | None:
+    """A condition that also asks for the date of a picture."""
+    if when is None:
+        return where
+    from calligram.search.filters.dates import parse_period
+
+    parse_period(when)
+    taken = f"taken = '{when.replace(chr(39), 2 * chr(39))}'"
+    return taken if where is None or not where.strip() else f"({where}) and {taken}"
 
 
 def _check(library: Path, where: str | None, *, staged: bool) -> None:

@@ -21,8 +21,14 @@ from calligram.search.filters.conditions import (
 )
 from calligram.search.filters.parser import MAX_CHARACTERS, MAX_DEPTH, parse
 
-KINDS = {"year": "number", "camera": "text", "taken": "text", "mine": "flag", "Shot at": "text", "in": "number"}
-ROW = {"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "mine": True, "in": 1.0}
+KINDS = {
+    **{"year": "number", "camera": "text", "taken": "text", "mine": "flag", "Shot at": "text", "in": "number"},
+    "folder": "text",
+}
+ROW = {
+    **{"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "mine": True, "in": 1.0},
+    "folder": "trips/2021/rome",
+}
 
 
 @pytest.mark.parametrize(
@@ -39,8 +45,11 @@ ROW = {"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "m
         "camera NOT IN ('Nikon')",
         "taken >= 2021-06",
         "taken > '2021-06-30T09:00:00'",
-        "taken != 'in summer'",
-        "taken > 2021 and taken < 2021-07-01",
+        "taken != 'spring 2021'",
+        "taken = 2021-06 and taken = 'June 2021' and taken = 'summer 2021' and taken in (2019, '30 June 2021')",
+        "taken <= 2021 and taken <= 'June 2021' and taken >= 'June 2021' and taken < 2021-07-01",
+        "taken > 'May 2021' and not taken > 2021 and not taken > 'June 2021' and taken > 2020",
+        "folder under 'trips' and folder under 'trips/2021/' and folder not under 'trip' and folder not under '2021'",
         "mine = true and mine != FALSE and mine in (true)",
         "`Shot at` is missing",
         "year is not missing",
@@ -89,10 +98,10 @@ def test_a_condition_is_a_small_tree():
         ("year = 1 and", "at the end: expected a column"),
         ("", "at the end: expected a column.*camera"),
         ("year in ()", "column 'year' needs a number"),
-        (
-            "taken > 'May 2015'",
-            "column 'taken' holds dates; give a year, a month or a day: 2015, 2015-05 or 2015-05-31",
-        ),
+        ("taken > 'soon'", r"character 9 .*'soon' is not a date; give one such as 2019, 2019-03, .*'last summer'"),
+        ("taken in (2019, '31 June 2020')", "'31 June 2020' is not a date"),
+        ("taken = 'May 2020 to May 2019'", "ends before it begins"),
+        ("year under 'x'", "'under' is for columns of text, and column 'year' holds numbers"),
         ("camera = 'open", "character 10 .*cannot read this"),
         ("year = 1; drop table", "character 9 .*cannot read this"),
         ("year = 1e999", "needs a number"),

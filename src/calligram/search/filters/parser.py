@@ -3,12 +3,14 @@
     condition   = all {"or" all}
     all         = one {"and" one}
     one         = "not" one | "(" condition ")" | column test
-    test        = sign value | ["not"] "in" "(" value {"," value} ")" | ["not"] "~" text | "is" ["not"] "missing"
+    test        = sign value | ["not"] "in" "(" value {"," value} ")" | ["not"] "~" text | ["not"] "under" text
+                | "is" ["not"] "missing"
     sign        = "=" | "!=" | "<" | "<=" | ">" | ">="
     value       = number | 'text' | "text" | 2020-05-01 | true | false
     column      = a name, in `backticks` when it has spaces or is a word of the grammar
 
-Words may be written in capitals. A quote within quotes is doubled.
+Words may be written in capitals. A quote within quotes is doubled. A column of dates is compared with periods: a year,
+a month, a day, or words such as 'last summer' (``dates``). ``folder under 'trip'`` is the folder and all folders in it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from calligram.search.filters.conditions import (
     holds,
     negate,
 )
+from calligram.search.filters.dates import Period, parse_period
 from calligram.text import composed, is_encodable
 
 __all__ = ["Condition", "holds", "named_columns", "parse"]
@@ -44,8 +47,8 @@ MAX_DEPTH = 15
 END_TOKEN = "end"
 
 RESERVED_WORDS = frozenset({"and", "or", "not", "in", "is", "missing", "true", "false"})
-DATE = re.compile(r"\d{4}(-\d{2}(-\d{2}([T ].*)?)?)?")
-"""a date, or the start of one, in ISO order"""
+POINT_IN_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ].+")
+"""a day and a time in ISO order"""
 TOKEN_PATTERN = re.compile(
     r"""\s*(?:
     (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
@@ -186,7 +189,14 @@ class ConditionParser:
             return Missing(column, negated)
         negated = self.took("not")
         if self.took("in"):
+            if column in DATE_COLUMNS:
+                found = Either(tuple(_in_period("=", column, self.date_value(value)) for value in self.values(column)))
+                return negate(found) if negated else found
             return OneOf(column, self.values(column), negated)
+        if self.tokens[self.next].kind == "name" and self.tokens[self.next].text.lower() == "under":
+            self.next += 1
+            inside = self.under(column)
+            return negate(inside) if negated else inside
         if self.took("~"):
             if self.kinds[column] != "text":
                 self.refuse(f"'~' is for columns of text, and column {column!r} holds {self.kinds[column]}s")
@@ -197,9 +207,29 @@ class ConditionParser:
         if self.kinds[column] == "flag" and sign.text not in ("=", "!="):
             self.refuse(f"column {column!r} holds true or false; use '=', '!=' or 'in'")
         self.next += 1
-        if column in DATE_COLUMNS and "=" != sign.text != "!=" and not DATE.fullmatch(self.tokens[self.next].text):
-            self.refuse(f"column {column!r} holds dates; give a year, a month or a day: 2015, 2015-05 or 2015-05-31")
+        if column in DATE_COLUMNS:
+            return _in_period(cast(Sign, sign.text), column, self.date_value(self.value(column)))
         return Comparison(column, cast(Sign, sign.text), self.value(column))
+
+    def under(self, column: str) -> Condition:
+        """A folder, or any folder within it: names that begin with it and a slash."""
+        if self.kinds[column] != "text":
+            self.refuse(f"'under' is for columns of text, and column {column!r} holds {self.kinds[column]}s")
+        folder = str(self.value(column)).rstrip("/")
+        # No text that begins with "/" comes after the character that follows the slash.
+        inside = Both((Comparison(column, ">=", folder + "/"), Comparison(column, "<", folder + chr(ord("/") + 1))))
+        return Either((Comparison(column, "=", folder), inside))
+
+    def date_value(self, value: Operand) -> str | Period:
+        """A point in time as it is, or the days of a year, a month, a day or of words; the token is taken already."""
+        text = str(value)
+        if POINT_IN_TIME.fullmatch(text):
+            return text
+        try:
+            return parse_period(text)
+        except UserError as error:
+            self.next -= 1
+            self.refuse(str(error))
 
     def values(self, column: str) -> tuple[Operand, ...]:
         """Values in brackets."""
@@ -243,3 +273,13 @@ class ConditionParser:
     def refuse(self, why: str) -> NoReturn:
         """Raise an error about the next token."""
         refuse(self.text, self.tokens[self.next].start, why)
+
+
+def _in_period(sign: Sign, column: str, value: str | Period) -> Condition:
+    """The comparison of a point in time with another, or with the days of a period."""
+    if isinstance(value, str):
+        return Comparison(column, sign, value)
+    since, before = Comparison(column, ">=", value.start), Comparison(column, "<", value.start)
+    after, until = Comparison(column, ">=", value.end), Comparison(column, "<", value.end)
+    tests: dict[Sign, Condition] = {"=": Both((since, until)), "!=": Either((before, after))}
+    return (tests | {"<": before, "<=": until, ">": after, ">=": since})[sign]

@@ -80,6 +80,7 @@ class Manifest:
             *([f"reranker: {self.reranker.source}"] if self.reranker else []),
             *([f"localizer: {self.localizer.source}"] if self.localizer else []),
             *(f"source: {source.root}" for source in self.sources),
+            "columns for --where: " + ", ".join(f"{name} ({kind})" for name, kind in sorted(self.kinds.items())),
         ]
         for name, about in self.mapped.items():
             if about.get("recall") is not None:

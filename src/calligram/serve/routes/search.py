@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import PurePath
 from typing import Annotated
 
@@ -47,7 +48,8 @@ async def search(service: CurrentService, http: Request, request: Annotated[Sear
     budget_ms = service.settings.budget_ms
     if isinstance(rerank_depth(request, budget_ms), TimeBudget):  # the results depend on the load of the machine
         return respond(service, await answer(), http)
-    return respond(service, await service.remembered(request.model_dump_json(), answer), http)
+    key = f"{date.today()} {request.model_dump_json()}"  # a condition may say "yesterday"
+    return respond(service, await service.remembered(key, answer), http)
 
 
 @router.post("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 408, 413, 415, 422, 503))
