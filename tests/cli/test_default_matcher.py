@@ -12,9 +12,9 @@ from huggingface_hub import constants
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.models import known_models
-from calligram.models.known_models import DEFAULT_MODEL, default_matcher
+from calligram.search.library import known_models
 from calligram.search.library.default_libraries import data_folder, find_library, library_of
+from calligram.search.library.known_models import DEFAULT_MODEL, default_matcher
 from calligram.search.library.library import Library
 
 

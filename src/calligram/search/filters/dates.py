@@ -27,10 +27,10 @@ UNIT = r"(day|week|month|year)s?"
 NAME = "|".join((*MONTHS, *SEASONS))
 ISO_DAY = re.compile(r"(\d{4})(?:-(\d{1,2}))?(?:-(\d{1,2}))?")
 DECADE = re.compile(r"(?:the )?(\d{3}0)s")
-NAMED = re.compile(rf"(?:(last|this) )?({NAME})\.?(?: (?:of )?(\d{{4}}))?")
-DAY_FIRST = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({'|'.join(MONTHS)})\.?,? (\d{{4}})")
-MONTH_FIRST = re.compile(rf"({'|'.join(MONTHS)})\.? (\d{{1,2}})(?:st|nd|rd|th)?,? (\d{{4}})")
-UNITS = re.compile(rf"(?:the )?(this|last|past)(?: (\d{{1,3}}))? {UNIT}")
+NAMED_MONTH_OR_SEASON = re.compile(rf"(?:(last|this) )?({NAME})\.?(?: (?:of )?(\d{{4}}))?")
+DAY_FIRST_DATE = re.compile(rf"(\d{{1,2}})(?:st|nd|rd|th)? (?:of )?({'|'.join(MONTHS)})\.?,? (\d{{4}})")
+MONTH_FIRST_DATE = re.compile(rf"({'|'.join(MONTHS)})\.? (\d{{1,2}})(?:st|nd|rd|th)?,? (\d{{4}})")
+UNIT_SPAN = re.compile(rf"(?:the )?(this|last|past)(?: (\d{{1,3}}))? {UNIT}")
 EXAMPLES = "2019, 2019-03, 2019-03-05, 'March 2019', 'last summer', 'last 3 months', 'May 2015 to July 2015'"
 
 
@@ -77,12 +77,12 @@ def _span(text: str, now: date) -> tuple[date, date] | None:
         return day, day + timedelta(days=1)
     if found := DECADE.fullmatch(text):
         return date(int(found[1]), 1, 1), date(int(found[1]) + 10, 1, 1)
-    for pattern, order in ((ISO_DAY, (1, 2, 3)), (DAY_FIRST, (3, 2, 1)), (MONTH_FIRST, (3, 1, 2))):
+    for pattern, order in ((ISO_DAY, (1, 2, 3)), (DAY_FIRST_DATE, (3, 2, 1)), (MONTH_FIRST_DATE, (3, 1, 2))):
         if found := pattern.fullmatch(text):
             return _calendar_span(*(found[group] for group in order))
-    if found := UNITS.fullmatch(text):
+    if found := UNIT_SPAN.fullmatch(text):
         return _unit_span(found[1], int(found[2]) if found[2] else None, found[3], now)
-    if found := NAMED.fullmatch(text):
+    if found := NAMED_MONTH_OR_SEASON.fullmatch(text):
         return _named_span(found[1], found[2], int(found[3]) if found[3] else None, now)
     return None
 
