@@ -47,6 +47,8 @@ VERBS = {
         "train": ("train:train", "Train a matcher with a preset"),
         "mine": ("mine:mine", "Store the hardest negatives of a split"),
         "export": ("library:export", "Write a matcher as ONNX files, or pictures of a library"),
+        "push": ("train:push", "Upload a run to the Hugging Face hub, with a model card"),
+        "pull": ("train:pull", "Download a run from the Hugging Face hub"),
     },
     "Evaluation": {
         "evaluate": ("evaluate:evaluate", "Measure retrieval or localization"),

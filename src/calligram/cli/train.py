@@ -15,6 +15,7 @@ from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:
+    from calligram.recipes.model_card import MeasuredSplit
     from calligram.recipes.parts.run_settings import Setting
 
 
@@ -224,3 +225,61 @@ def export_onnx_files(run: Path, onnx: Path) -> None:
 
 def _shape(axes: list[object]) -> str:
     return f"({', '.join(map(str, axes))})"
+
+
+def push(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    name: Annotated[str, typer.Argument(help="Name on the Hugging Face hub, OWNER/NAME.")],
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Collection whose split test is measured for the model card.", metavar="COLLECTION"),
+    ] = None,
+    licence: Annotated[str, typer.Option("--license", help="Licence for the model card, such as mit.")] = "",
+    private: Annotated[bool, typer.Option(help="Make a repository that others cannot see.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the folder that would be uploaded, and upload nothing.")
+    ] = None,
+) -> None:
+    """Upload a run to the Hugging Face hub, with a model card made from its results.
+
+    The state for --resume, logs and paths of this machine are left out.
+    """
+    with show_spinner("reading the run"):
+        from calligram.recipes.model_card import push_run, write_shared_folder
+
+        tests = (_measured_test(run, test),) if test is not None else ()
+    if out is not None:
+        write_shared_folder(run, name, out, tests=tests, licence=licence)
+        console.print(f"{out} holds what would be uploaded; README.md is the model card", soft_wrap=True)
+        return
+    with show_spinner(f"uploading to {name}"):
+        address = push_run(run, name, private=private, tests=tests, licence=licence)
+    console.print(f"uploaded: {address}", soft_wrap=True)
+
+
+def _measured_test(run: Path, folder: Path) -> MeasuredSplit:
+    """The recalls of a run on the split test of a collection."""
+    from calligram.data.collection import Collection
+    from calligram.evaluation.recall import recall_values
+    from calligram.evaluation.retrieval import evaluate_retrieval
+    from calligram.recipes.model_card import MeasuredSplit
+    from calligram.training.runs import Run
+
+    matcher, inputs = Run.open(run).load()
+    collection = Collection.open(folder)
+    found = evaluate_retrieval(matcher, inputs, collection.sentences("test")).retrieval
+    return MeasuredSplit(collection.name, "test", recall_values(found.i2t, found.t2i))
+
+
+def pull(
+    name: Annotated[str, typer.Argument(help="Name on the Hugging Face hub, OWNER/NAME.")],
+    out: Annotated[Path, typer.Option(help="New folder for the run.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit; by default the newest.")] = None,
+) -> None:
+    """Download a run that was uploaded with "calligram push". Its files are compared with their checksums."""
+    with show_spinner(f"downloading {name}"):
+        from calligram.recipes.model_card import pull_run
+
+        pull_run(name, out, revision=revision)
+    console.print(f"the run is in {out}; {command('calligram', 'index', out, 'PHOTOS', '--out', 'LIBRARY')} uses it",
+                  soft_wrap=True)  # fmt: skip

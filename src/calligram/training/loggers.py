@@ -149,7 +149,17 @@ def _stored_name(run: Run, logger: str) -> str:
 def flat_settings(run: Run) -> dict[str, Any]:
     """The settings of a run by dotted key, with the preset and the collection."""
     about = run.about
-    found: dict[str, Any] = {name: about[name] for name in ("preset", "collection") if name in about}
+    found = {name: about[name] for name in ("preset", "collection") if name in about}
+    return found | flat_entries(about.get("settings", {}))
+
+
+def flat_entries(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested entries by dotted key.
+
+    >>> flat_entries({"dim": 8, "image": {"channels": [4, 8]}, "stages": [{"lr": 0.1}]})
+    {'dim': 8, 'image.channels': [4, 8], 'stages.1.lr': 0.1}
+    """
+    found: dict[str, Any] = {}
 
     def add(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping):
@@ -161,5 +171,5 @@ def flat_settings(run: Run) -> dict[str, Any]:
             for number, inner in enumerate(value, 1):
                 add(f"{prefix}.{number}", inner)
 
-    add("", about.get("settings", {}))
+    add("", nested)
     return found
