@@ -18,6 +18,7 @@ from calligram.records import (
     map_of,
     number,
     optional,
+    parse_toml,
     read_object,
     record,
     text,
@@ -81,3 +82,23 @@ def test_any_bytes_are_an_object_or_an_error(tmp_path_factory, data):
     file.write_bytes(data)
     with pytest.raises(UserError):
         read_object(file, "", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = [[1, 2], 1979-05-27]", r"a\.1 must be a text, a number, true or false, a list or a table"),
+        (b"name = 3", "name must be a text, not 3"),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"a." * 60 + b"b = 1", "nested too deeply"),
+        (b"a = 1\n" * 2, "overwrite"),
+        (b"\xff = 1", "can't decode"),
+        (b"#" * (1 << 21), "more than 1,048,576 bytes"),
+    ],
+)
+def test_settings_in_toml_are_read_by_a_schema(tmp_path, content, message):
+    (tmp_path / "a.toml").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        parse_toml(tmp_path / "a.toml", record({}, {"name": text()}, closed=False))
+    (tmp_path / "a.toml").write_bytes(b'name = "a"\n[b]\nc = [1.5, true, {d = nan}]\n')
+    assert parse_toml(tmp_path / "a.toml")["name"] == "a"

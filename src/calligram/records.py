@@ -1,4 +1,5 @@
-"""Read JSON files by a schema: types, ranges, known keys, depth. What does not fit is one line with file and field.
+"""Read JSON and TOML files by a schema: types, ranges, known keys, depth. What does not fit is one line that names file
+and field.
 
 A schema is a function of a value and the name of its field, which raises ``ValueError`` for another value. There is no
 package for this in the core, because training runs where few packages are installed.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from calligram.errors import UserError, unknown
 Schema = Callable[[Any, str], None]
 
 MAX_FILE_BYTES = 1 << 28
+MAX_TOML_BYTES = 1 << 20
+"""of a file that people write; the parser is slow"""
 MAX_DEPTH = 40
 MAX_COUNT = 2**53
 """largest integer that every reader of JSON reads exactly"""
@@ -188,6 +192,35 @@ def parse_json(file: Path) -> Any:
         raise ValueError("it is nested too deeply") from None
     _check_depth(content)
     return content
+
+
+def parse_toml(file: Path, schema: Schema = anything) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        ValueError: when it is too large, is not TOML, is nested too deeply, or does not fit the schema.
+        OSError: when it cannot be read.
+    """
+    if file.stat().st_size > MAX_TOML_BYTES:
+        raise ValueError(f"it has more than {MAX_TOML_BYTES:,} bytes")
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_depth(content)
+    map_of(plain)(content, "")
+    schema(content, "")
+    return content
+
+
+def plain(value: Any, where: str) -> None:
+    """Values that TOML and JSON share: texts, numbers, flags, and lists and objects of them; not dates."""
+    if isinstance(value, dict):
+        map_of(plain)(value, where)
+    elif isinstance(value, list):
+        list_of(plain)(value, where)
+    elif not isinstance(value, str | int | float):
+        raise _wrong(where, "a text, a number, true or false, a list or a table", str(value))
 
 
 def _refuse_constant(name: str) -> None:

@@ -26,6 +26,7 @@ from calligram.data.collection import Collection
 from calligram.errors import UserError, disk_error_number
 from calligram.features.store import FeatureStore
 from calligram.models.catalog import load_matcher, read_run_file
+from calligram.models.damage import latest_state
 from calligram.recipes.parts.run import train_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.run import index_source
@@ -66,10 +67,8 @@ def collection_answer(folder: Path) -> object:
 
 def run_answer(folder: Path) -> object:
     """Settings and encodings; then the run is resumed, which reads its state."""
-    from calligram.cli.train import check_state
-
     stored, about = load_matcher(folder), read_run_file(folder)
-    check_state(folder)
+    latest_state(folder)
     vectors = MatcherEncoder(stored).text_vectors(QUERIES).tolist()
     return about["settings"], stored.fingerprint, vectors
 

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
-from flips import make
+from flips import SMALL, make
 from verbs import Ending, run
 
 from calligram.checksums import LIST_FILE, sealed
@@ -269,7 +269,8 @@ MANIFESTS: dict[str, tuple[str, Callable[[Path, Path], list[tuple[object, ...]]]
 
 
 def _resume(copy: Path, work: Path) -> tuple[object, ...]:
-    return ("train", "vse", work / "scenes", "--out", copy, "--resume", "--device", "cpu")
+    changes = [word for change in SMALL for word in ("--set", change)]  # with others, nothing else would be read
+    return ("train", "vse", work / "scenes", "--out", copy, "--resume", "--device", "cpu", *changes)
 
 
 def manifest_cases(work: Path, draw: random.Random, count: int) -> Iterator[Case]:

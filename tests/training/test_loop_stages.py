@@ -7,6 +7,8 @@ from torch import nn
 from calligram.training.loop import WeightAverage
 from calligram.training.runs import BackgroundSaver, Run
 
+POSITION = {"stage": 0, "epoch": 0, "batch": 0, "average_steps": 0, "best": {}, "seconds": 0.0, "scaler": {}}
+
 
 def test_the_weight_average_follows_its_recurrence_and_copies_counters():
     module = nn.BatchNorm1d(2)
@@ -35,7 +37,7 @@ def test_states_are_saved_as_they_were_at_the_call(tmp_path):
             weight.fill_(step)
             run.log({"step": step})
             saver.save_best({"weight": weight})
-            saver.save_state(step, {"matcher": {"weight": weight}}, {"step": step})
+            saver.save_state(step, {"matcher": {"weight": weight}}, {**POSITION, "step": step})
             run.log({"step": "later"})
             weight.fill_(-1)
     tensors, position = run.load_state()

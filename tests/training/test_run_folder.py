@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from calligram.checksums import sealed
 from calligram.data.collection import Collection
@@ -16,6 +17,12 @@ from calligram.recipes.parts.run import train_preset
 from calligram.training.runs import Run
 
 SMALL = ("batch=14", "dim=16", "image.size=16", "image.channels=4,8", "text.word_dim=8", "text.hidden=16", "epochs=2")
+
+
+POSITION = {
+    **{"stage": 0, "epoch": 1, "batch": 0, "step": 3, "average_steps": 0, "metrics_bytes": 0},
+    **{"best": {}, "seconds": 1.5, "scaler": {}},
+}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -51,12 +58,12 @@ def test_a_run_that_cannot_be_resumed_because_the_disk_is_full_still_loads(tiny,
 
 def test_a_state_stays_until_its_replacement_is_whole(tmp_path, full_disk):
     run, values = Run.create(tmp_path / "run", {}), torch.ones(3)
-    run.save_state(3, {"matcher": {"weight": values}}, {"metrics_bytes": 0})
+    run.save_state(3, {"matcher": {"weight": values}}, POSITION)
     before = contents(tmp_path)
     with full_disk(), pytest.raises(Exception, match="too large"):
-        run.save_state(3, {"matcher": {"weight": values * 2}}, {"metrics_bytes": 0})
+        run.save_state(3, {"matcher": {"weight": values * 2}}, POSITION)
     assert contents(tmp_path) == before
-    run.save_state(3, {"matcher": {"weight": values * 2}}, {"metrics_bytes": 0})
+    run.save_state(3, {"matcher": {"weight": values * 2}}, POSITION)
     assert run.load_state()[0]["matcher"]["weight"].tolist() == [2, 2, 2]
 
 
@@ -109,3 +116,51 @@ def test_a_kill_before_there_is_a_run_leaves_nothing_in_the_way(tiny, tmp_path):
     train_preset("vse", tiny, folder, *SMALL, resume=True)
     assert Run(folder).complete
     assert not list(folder.glob("*.partial"))
+
+
+def _position(state, **changes):
+    content = json.loads((state / "position.json").read_text())
+    content |= changes
+    content = {key: value for key, value in content.items() if value != "missing"}
+    (state / "position.json").write_text(json.dumps(sealed(content)))
+
+
+def _tensors(state, tensors):
+    save_file(tensors, state / "matcher.safetensors")
+
+
+DAMAGE = {
+    "LATEST is damaged .it names no state": lambda state: (state.parent / "LATEST").write_bytes(b"\xff\0../"),
+    "LATEST is damaged": lambda state: (state.parent / "LATEST").write_text("000000999"),
+    r"position.json is damaged .Expecting": lambda state: (state / "position.json").write_text(""),
+    "position.json is damaged .epoch must be a whole number from 0": lambda state: _position(state, epoch="1"),
+    "position.json is damaged .step is missing": lambda state: _position(state, step="missing"),
+    "position.json is damaged .unknown field 'more'": lambda state: _position(state, more=1),
+    "position.json is damaged .best.rsum must be a number": lambda state: _position(state, best={"rsum": None}),
+    "state is damaged .its tensors do not fit: 'matcher'": lambda state: (state / "matcher.safetensors").unlink(),
+    "its tensors do not fit: .*Missing key": lambda state: _tensors(state, {"a": torch.zeros(2)}),
+    "its tensors do not fit: .*header": lambda state: (state / "matcher.safetensors").write_bytes(b"{}" * 40),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_a_damaged_state_is_one_line_and_stays(tiny, trained, message):
+    (state,) = (file.parent for file in trained.glob("state/*/position.json"))
+    (state / "checksums.json").unlink()  # which would notice all of it; an earlier version wrote none
+    DAMAGE[message](state)
+    metrics = (trained / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=message) as found:
+        train_preset("vse", tiny, trained, *SMALL, resume=True)
+    assert "\n" not in str(found.value)
+    assert "drops the state" in str(found.value)
+    assert state.is_dir()
+    assert (trained / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_a_state_is_compared_with_its_checksums(tiny, trained):
+    (file,) = trained.glob("state/*/matcher.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"matcher.safetensors is damaged .its content is not what was written"):
+        train_preset("vse", tiny, trained, *SMALL, resume=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -10,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.table import Table
 
-from calligram.checksums import check_listed
 from calligram.cli.screen import console, progress_bar, show_spinner
-from calligram.errors import UserError, command
 
 if TYPE_CHECKING:
     from calligram.recipes.model_card import MeasuredSplit
@@ -49,8 +46,6 @@ def train(
     from calligram.recipes.parts.run import RunContext, run_preset
     from calligram.training.runs import Run, draw_curves
 
-    if resume:
-        check_state(out)
     drawn = Run(out).complete and (out / "curves.png").is_file()
     chosen = find_preset(preset)
     if resume and not set_ and config is None and (out / RUN_FILE).is_file():
@@ -77,22 +72,6 @@ def train(
         console.print(f"{chosen_by}; the matcher is in {out}")
         measure = shlex.join(["calligram", "evaluate", str(out), str(collection), "--split", "test"])
         console.print(f"measure it with {measure}", soft_wrap=True)
-
-
-def check_state(run: Path) -> None:
-    """Compare the state that a run continues from with its checksums.
-
-    Raises:
-        UserError: when it is damaged.
-    """
-    pointer = run / "state" / "LATEST"
-    if not pointer.is_file():
-        return
-    name = pointer.read_bytes()[:100].decode("utf-8", "replace").strip()
-    mends = f"{command('calligram', 'check', run, '--repair')} drops the state, and the run starts again"
-    if not re.fullmatch(r"\d+", name) or not (pointer.parent / name / "position.json").is_file():
-        raise UserError(f"{pointer} is damaged (it names no state); {mends}")
-    check_listed(pointer.parent / name, None, mends)
 
 
 def given_settings(started_by: str) -> tuple[list[str], Path | None]:

@@ -6,18 +6,30 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
 
 from calligram.checksums import DamagedFileError, check_files, check_listed, file_record, read_list
 from calligram.data.collection import MANIFEST, Collection
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.features.store import read_part
 from calligram.files import replace_file
 from calligram.models.catalog import INPUTS_FOLDER, RUN_FILE, WEIGHTS_FILE, load_from_run, read_run_file
+from calligram.records import anything, integer, map_of, number, read_object, record
 
-METRICS_FILE, STATE_FOLDER, LATEST_FILE = "metrics.jsonl", "state", "LATEST"
+METRICS_FILE, STATE_FOLDER, LATEST_FILE, POSITION_FILE = "metrics.jsonl", "state", "LATEST", "position.json"
+_COUNT = integer(0)
+POSITION = record(
+    {
+        **dict.fromkeys(("stage", "epoch", "batch", "step", "average_steps", "metrics_bytes"), _COUNT),
+        **{"best": map_of(number), "seconds": number, "scaler": map_of(anything)},
+    }
+)
+"""schema of the position that a state continues from"""
 
 
 class Damage(NamedTuple):
@@ -153,17 +165,53 @@ def _copy(source: Path, target: Path) -> None:
 def _state_damage(folder: Path, complete: bool) -> list[Damage]:
     """A damaged state is dropped: a complete run does not need it."""
     states = folder / STATE_FOLDER
-    if not (states / LATEST_FILE).is_file():
-        return []
-    name = (states / LATEST_FILE).read_bytes()[:100].decode("utf-8", "replace").strip()
+    cost = "nothing, because the run is complete" if complete else "training starts again from its first step"
     try:
-        if not re.fullmatch(r"\d+", name) or not (states / name / "position.json").is_file():
-            raise DamagedFileError(states / LATEST_FILE, "it names no state", "")
-        check_listed(states / name, None, "", again=True)
-    except DamagedFileError as error:
-        cost = "nothing, because the run is complete" if complete else "training starts again from its first step"
-        return [Damage(error.file, error.why, f"the state is dropped; it costs {cost}", lambda: shutil.rmtree(states))]
+        latest_state(folder, again=True)
+    except UserError as error:
+        file, why = (error.file, error.why) if isinstance(error, DamagedFileError) else (states, str(error))
+        return [Damage(file, why, f"the state is dropped; it costs {cost}", lambda: shutil.rmtree(states))]
     return []
+
+
+def latest_state(run: Path, *, again: bool = False) -> tuple[Path, dict[str, Any]] | None:
+    """The folder and the position of the state that a run continues from, compared with checksums and schema.
+
+    Args:
+        run: folder of the run.
+        again: read all files, also files with an earlier check.
+
+    Returns:
+        None if there is no state.
+
+    Raises:
+        UserError: when the state is damaged; it names the file, and the field of the position.
+    """
+    pointer, mends = run / STATE_FOLDER / LATEST_FILE, _mends_state(run)
+    if not pointer.is_file():
+        return None
+    name = pointer.read_bytes()[:100].decode("utf-8", "replace").strip()
+    state = pointer.parent / name if re.fullmatch(r"[0-9]+", name) else None
+    if state is None or not (state / POSITION_FILE).is_file():
+        raise DamagedFileError(pointer, "it names no state", mends)
+    check_listed(state, None, mends, again=again)
+    return state, read_object(state / POSITION_FILE, mends, POSITION)
+
+
+@contextmanager
+def state_errors(run: Path) -> Iterator[None]:
+    """Report tensors of a state that do not fit the matcher, or are no tensors, as a damaged state."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError, SafetensorError) as error:
+        if "out of memory" in str(error):
+            raise
+        why = " ".join(str(error).split())[:200]
+        raise DamagedFileError(run / STATE_FOLDER, f"its tensors do not fit: {why}", _mends_state(run)) from error
+
+
+def _mends_state(run: Path) -> str:
+    return f"{command('calligram', 'check', run, '--repair')} drops the state, and the run starts again"
 
 
 def _metrics_damage(file: Path) -> list[Damage]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from calligram.errors import UserError, unknown
 from calligram.lazy import entry_points_of
+from calligram.records import parse_toml, record, text
 
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
     from calligram.recipes.parts.run import Plan, RunContext
 
 PRESETS_FOLDER = Path(__file__).parent / "presets"
-PRESET_KEYS = ("description", "recipe", "base")
-"""keys of a preset file that are not settings"""
+PRESET_KEYS = dict.fromkeys(("description", "recipe", "base"), text())
+"""keys of a preset file that are not settings, with their schemas"""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def read_preset(file: Path, name: str = "") -> Preset:
     from calligram.recipes.parts.run_settings import flatten
 
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = parse_toml(file, record({}, PRESET_KEYS, closed=False))
     except (OSError, ValueError) as error:
         raise UserError(f"preset {file} could not be read: {error}") from error
     own = {key: value for key, value in content.items() if key not in PRESET_KEYS}

@@ -23,6 +23,7 @@ from calligram.device import (
     use_kernels,
 )
 from calligram.errors import NotFiniteError, UserError
+from calligram.models.damage import state_errors
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
@@ -157,7 +158,8 @@ class _Trainer:
         restored = self.run.load_state()
         tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
         if restored:
-            self._restore(tensors, position)
+            with state_errors(self.run.folder):
+                self._restore(tensors, position)
         with self.saver:
             for number in range(int(position["stage"]), len(self.stages)):
                 resumed = number == position["stage"]
@@ -214,10 +216,11 @@ class _Trainer:
             self._end_epoch(number, stage.epochs - 1, None)
             return
         optimizer = stage.optimizer(groups)
-        if "objective" in tensors:
-            objective.load_state_dict(tensors["objective"])
-        if "optimizer" in tensors:
-            restore_optimizer(optimizer, tensors["optimizer"])
+        with state_errors(self.run.folder):
+            if "objective" in tensors:
+                objective.load_state_dict(tensors["objective"])
+            if "optimizer" in tensors:
+                restore_optimizer(optimizer, tensors["optimizer"])
         self.trial = self._trial(stage, int(position["epoch"]), int(position["batch"]))
         for epoch in range(int(position["epoch"]), stage.epochs):
             start = int(position["batch"]) if epoch == position["epoch"] else 0

@@ -44,6 +44,7 @@ from calligram.models.catalog import (
     load_from_run,
     read_run_file,
 )
+from calligram.models.damage import latest_state, state_errors
 from calligram.models.matcher import Matcher
 from calligram.models.old_settings import changed_settings, merge_settings
 
@@ -102,7 +103,7 @@ class Run:
         defaults: Mapping[str, object] | None = None,
         read: Callable[[Path], Mapping[str, Any]] = read_run_file,
     ) -> None:
-        """Refuse a folder that holds a run, and refuse to resume a run with other settings.
+        """Refuse a folder that holds a run, and refuse to resume a run with other settings or a damaged state.
 
         Args:
             defaults: values for entries that the run does not have, because it is older than the setting.
@@ -119,6 +120,7 @@ class Run:
                     f"{folder} was started with other {key}: {changed_settings(before.get(key), about.get(key))}; "
                     "resume with the same, or choose another --out"
                 )
+        latest_state(folder)  # before old states are removed
 
     @staticmethod
     def check_source_hash(folder: Path, what: str, now: str) -> None:
@@ -149,7 +151,7 @@ class Run:
         """Whether the training has ended."""
         if not (self.folder / RUN_FILE).is_file() or not (self.folder / WEIGHTS_FILE).is_file():
             return False
-        return "seconds" in json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+        return "seconds" in self.about
 
     def finish(self, seconds: float) -> None:
         """Record the training time over all calls."""
@@ -157,8 +159,7 @@ class Run:
 
     def add_entries(self, **entries: object) -> None:
         """Add entries to ``run.json``, or replace them."""
-        about = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
-        replace_json(self.folder / RUN_FILE, {**about, **entries}, indent=1)
+        replace_json(self.folder / RUN_FILE, {**self.about, **entries}, indent=1)
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
         """Save the description of a matcher and its inputs. ``run.json`` names the class of a matcher from outside."""
@@ -219,16 +220,16 @@ class Run:
                 shutil.rmtree(old)
 
     def load_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
-        """Load the latest state and truncate the metrics to it; None if there is none."""
-        pointer = self.folder / "state" / "LATEST"
-        if not pointer.is_file():
+        """Load the latest state and truncate the metrics to it; None if there is none. A damaged one is an error."""
+        if (latest := latest_state(self.folder)) is None:
             (self.folder / METRICS_FILE).unlink(missing_ok=True)
             return None
-        folder = self.folder / "state" / pointer.read_text(encoding="utf-8").strip()
-        position = json.loads((folder / "position.json").read_text(encoding="utf-8"))
+        folder, position = latest
+        with state_errors(self.folder):
+            tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
         if (self.folder / METRICS_FILE).is_file():
             os.truncate(self.folder / METRICS_FILE, min(self.metrics_bytes, int(position["metrics_bytes"])))
-        return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}, position
+        return tensors, position
 
 
 class BackgroundSaver:

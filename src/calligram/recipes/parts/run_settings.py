@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -15,6 +14,7 @@ import torch
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.records import parse_toml
 from calligram.training.loop import BatchSource, Loop, Precision, Speed, Stage
 from calligram.training.objectives.objective import Objective
 
@@ -167,7 +167,7 @@ def _type_name(kind: Any) -> str:
 def read_toml(file: Path) -> list[tuple[str, object]]:
     """Read a TOML file as values by dotted key."""
     try:
-        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
+        return flatten(parse_toml(file))
     except (OSError, ValueError) as error:
         raise UserError(f"settings file {file} could not be read: {error}") from error
 
