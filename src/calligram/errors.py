@@ -11,6 +11,11 @@ from collections.abc import Iterable
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """numbers of errors of a disk that is full, read-only or broken"""
+MEMORY_ERROR = re.compile(
+    r"(?i)bad_alloc|(can't|cannot|failed to|unable to) (allocate|start new thread|map)|out of memory|malloc of size|"
+    r"memory allocation of|resource temporarily unavailable|not enough memory"
+)
+"""in the text of errors of libraries in C++ and Rust that got no memory, or no memory for a thread"""
 
 
 class UserError(Exception):
@@ -43,6 +48,19 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     hint = f"; did you mean '{near[0]}'?" if near else ";"
     listed = ", ".join(f"'{name}'" if ", " in name else name for name in names)
     return UserError(f"unknown {kind} '{name}'{hint} known: {listed}")
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory.
+
+    >>> is_memory_error(RuntimeError("std::bad_alloc")), is_memory_error(ValueError("a list of 3"))
+    (True, False)
+    """
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError | OSError | SystemError | ImportError) and bool(
+        MEMORY_ERROR.search(str(error))
+    )
 
 
 def disk_error_number(error: BaseException) -> int | None:

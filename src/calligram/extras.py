@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from calligram.errors import UserError
+from calligram.errors import UserError, is_memory_error
 
 
 def install_command(extra: str) -> str:
@@ -64,6 +64,8 @@ def require(module: str, *, extra: str, purpose: str, package: str = "") -> Any:
     try:
         return import_module(module)
     except ImportError as error:
+        if is_memory_error(error):
+            raise
         missing = package or error.name or module
         raise UserError(f"{purpose} needs {missing}; install it with: {install_command(extra)}") from error
 

@@ -112,13 +112,14 @@ def _refuse_other_kind(about: os.stat_result, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def replace_file(file: Path) -> Iterator[Path]:
+def replace_file(file: Path, *, keep_suffix: bool = False) -> Iterator[Path]:
     """Replace a file atomically: the block writes to the path that it gets, which then takes the name of ``file``.
 
     Readers see the old content or the new content. When the block raises, ``file`` stays as it was. A process that is
-    killed leaves at most ``.NAME.partial``, which the next writer of the same file overwrites.
+    killed leaves at most ``.NAME.partial``, which the next writer of the same file overwrites. With ``keep_suffix``,
+    the path has the suffix of the file, from which writers of pictures take their format.
     """
-    partial = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.stem}.partial{file.suffix}" if keep_suffix else f".{file.name}.partial")
     try:
         with named_disk_errors(file):
             yield partial

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from calligram.data.collection import Collection
 from calligram.scenes.generate import generate_scenes
 
 SMALL = ("epochs=1", "batch=8", "dim=8", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8")
@@ -23,6 +24,12 @@ def flip(file: Path, place: float = 0.4) -> None:
 def hits(calligram, library: Path) -> object:
     """The hits of a search."""
     return json.loads(calligram("search", library, "a dog", "--json").stdout)["hits"]
+
+
+def all_hits(calligram, library: Path) -> list[str]:
+    """Ids of all pictures, the best first."""
+    found = calligram("search", library, "a dog", "--all", "--json", "-k", "99").stdout
+    return [hit["id"] for hit in json.loads(found)["hits"]]
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +140,53 @@ def test_damage_of_a_collection_is_listed_and_is_no_answer(copied, calligram, na
 def test_another_folder_is_an_error(tmp_path, calligram):
     done = calligram("check", tmp_path)
     assert (done.returncode, "is none of a collection, a run and a library" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_forgotten_pictures_stay_forgotten_when_their_list_is_damaged(copied, made, calligram, rebuilt):
+    library = copied("library")
+    assert calligram("forget", library, *all_hits(calligram, library)[:2]).returncode == 0
+    wanted = all_hits(calligram, library)
+    table = library / "1/tables/forgotten.lance"
+    flip(next(table.glob("_versions/*.manifest")) if rebuilt else next((table / "data").iterdir()))
+    listed = calligram("check", library)
+    assert "the list of forgotten pictures is restored from forgotten.json" in listed.stdout
+    mended = calligram("check", library, "--repair", "--device", "cpu")
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert all_hits(calligram, library) == wanted
+    assert rebuilt or "0 pictures were encoded again" in mended.stdout
+    again = calligram("index", made / "run", made / "scenes", "--out", library, "--again", "--device", "cpu")
+    assert again.returncode == 0, again.stderr
+    assert len(all_hits(calligram, library)) == len(wanted) + 2
+    assert calligram("check", library).returncode == 0
+
+
+def test_damaged_copies_and_saved_searches_are_listed_and_mended(copied, calligram):
+    library = copied("library")
+    assert calligram("forget", library, all_hits(calligram, library)[0]).returncode == 0
+    assert calligram("search", library, "a dog", "--save", "dogs").returncode == 0
+    flip(library / "searches.json")
+    flip(library / "1/forgotten.json")
+    listed = calligram("check", library)
+    assert (listed.returncode, listed.stdout.count("damaged: ")) == (1, 2), listed.stdout
+    mended = calligram("check", library, "--repair", "--device", "cpu")
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    assert (library / "searches.json.damaged").is_file()
+    assert json.loads((library / "1/forgotten.json").read_text())["pictures"]
+    assert calligram("check", library).returncode == 0
+
+
+def test_a_damaged_library_does_not_change_when_its_source_is_empty(copied, made, calligram, tmp_path):
+    scenes = Collection.open(made / "scenes")
+    (tmp_path / "photos").mkdir()
+    for row in range(4):
+        scenes.pictures.open(row).convert("RGB").save(tmp_path / f"photos/{row}.png")
+    words = ("index", made / "run", tmp_path / "photos", "--out", tmp_path / "photos.library", "--device", "cpu")
+    assert calligram(*words).returncode == 0
+    flip(next((tmp_path / "photos.library/1/tables/thumbnails.lance/data").iterdir()))
+    before = (tmp_path / "photos.library/library.json").read_bytes()
+    for file in (tmp_path / "photos").iterdir():
+        file.unlink()
+    done = calligram(*words)
+    assert (done.returncode, "is damaged" in done.stderr) == (2, True)
+    assert (tmp_path / "photos.library/library.json").read_bytes() == before

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +14,10 @@ import time
 
 import httpx
 import pytest
+
+from calligram.errors import UserError
+from calligram.serve import server, service
+from calligram.serve.settings import Address, ServerSettings
 
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
 
@@ -52,3 +58,50 @@ def test_the_command_prints_its_address_accepts_its_host_names_and_answers_befor
     assert "Traceback" not in (tmp_path / "errors").read_text()
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, trust_env=False)
+
+
+HEAD = b"Host: 127.0.0.1\r\n"
+CLIENTS = {
+    "says nothing": b"",
+    "stops within a header": b"GET / HTTP/1.1\r\nHo",
+    "stops within a body": b"POST /api/search HTTP/1.1\r\nContent-Length: 1000\r\n" + HEAD + b"\r\nabc",
+    "keeps its connection": b"GET /api/health HTTP/1.1\r\n" + HEAD + b"\r\n",
+    "reads no answers": (b"GET / HTTP/1.1\r\n" + HEAD + b"\r\n") * 3000,
+    "waits for long work": b"GET /api/search?q=dog HTTP/1.1\r\n" + HEAD + b"\r\n",
+}
+
+
+def test_a_server_stops_in_seconds_whatever_its_clients_do(library_folder, monkeypatch):
+    monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 1)
+    monkeypatch.setattr(service, "WORK_SECONDS", 0.3)
+    opened = server.LibraryServer.open(library_folder, Address("127.0.0.1", 0), ServerSettings())
+    working, released = threading.Event(), threading.Event()
+
+    def work(*_: object, **__: object) -> None:
+        working.set()
+        released.wait(30)
+        raise UserError("nobody reads this")
+
+    monkeypatch.setattr(opened._service.searcher, "image_batch", work)
+    connections = []
+    try:
+        with opened:
+            thread = threading.Thread(target=opened.run, daemon=True)
+            thread.start()
+            for data in CLIENTS.values():
+                connection = socket.create_connection(("127.0.0.1", opened.address.port), timeout=0.5)
+                connections.append(connection)
+                with contextlib.suppress(TimeoutError):
+                    connection.sendall(data)
+            assert working.wait(10)
+            started = time.monotonic()
+            opened.stop()
+            thread.join(20)
+            took = time.monotonic() - started
+        assert not thread.is_alive()
+        assert took < 10
+        assert opened.abandoned
+    finally:
+        released.set()
+        for connection in connections:
+            connection.close()

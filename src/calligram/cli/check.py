@@ -71,8 +71,13 @@ def _checked_library(
     from calligram.search.indexing.repair import library_damage, mend_library
 
     found, done = library_damage(path, engine), list[str]()
+    for damage in found if repair else ():
+        if damage.mend is not None:
+            damage.mend()
+            done.append(f"mended: {damage.path}: {damage.why}; {damage.cost}")
+    found = [damage for damage in found if not repair or damage.mend is None]
     if found and repair:
         mended = mend_library(path, index=engine, device=device_named(device), track=progress_bar)
-        done = [*(f"mended: {damage.path}: {damage.why}" for damage in found), mended]
+        done += [*(f"mended: {damage.path}: {damage.why}" for damage in found), mended]
         found = library_damage(path, engine)
     return [damage[:3] for damage in found], done

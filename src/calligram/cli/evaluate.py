@@ -21,6 +21,7 @@ from calligram.cli.screen import (
     styled,
 )
 from calligram.errors import UserError
+from calligram.files import replace_file
 
 if TYPE_CHECKING:
     import torch
@@ -211,7 +212,9 @@ class _ScoreStatistics:
         found = explain_random_pairs(self.matcher, self.inputs, encoded.images, self.pairing, track=progress_bar)
         if not found:
             return []
-        draw_word_sheet([(self.pairing.visuals.open(image), words) for image, words in found]).save(file)
+        sheet = draw_word_sheet([(self.pairing.visuals.open(image), words) for image, words in found])
+        with replace_file(file, keep_suffix=True) as partial:
+            sheet.save(partial)
         return [file]
 
     def print(self) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from calligram.cli.screen import console, show_spinner
 from calligram.errors import UserError
+from calligram.files import replace_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -70,7 +71,8 @@ def explain(
             if picture is None:
                 raise UserError(f"image '{image}' has features but no picture, so nothing can be drawn; use --json")
             out.parent.mkdir(parents=True, exist_ok=True)
-            draw_attention(picture, found, region).save(out)
+            with replace_file(out, keep_suffix=True) as partial:
+                draw_attention(picture, found, region).save(partial)
     if as_json:
         typer.echo(json.dumps({**_plain(found, region), "unknown": unknown}, ensure_ascii=False))
         return
@@ -275,4 +277,5 @@ def _draw_boxes(picture: Image.Image, found: list[LocatedPhrase], sentence: str,
         for hit in located.hits
     ]
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_boxes(picture, boxes, sentence, [located.span for located in found]).save(out)
+    with replace_file(out, keep_suffix=True) as partial:
+        draw_boxes(picture, boxes, sentence, [located.span for located in found]).save(partial)

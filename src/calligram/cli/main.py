@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 import calligram
-from calligram.errors import UserError, disk_error_number, unknown
+from calligram.errors import UserError, disk_error_number, is_memory_error, unknown
 from calligram.lazy import import_code
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -168,6 +169,7 @@ class LogHandler(logging.Handler):
 
 def main() -> None:
     """Run the command line. Errors that a user can correct are printed in one line, without a traceback."""
+    ended = _watch_child() if memory_limit() is not None else None
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("calligram").setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding does not have is no error
@@ -183,6 +185,8 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:
+        if is_memory_error(error):
+            _fail(_memory_message(str(error)))
         if (number := disk_error_number(error)) is not None:
             _fail(_disk_message(error, number))
         if not LANCE_ERROR.match(str(error)):
@@ -192,6 +196,54 @@ def main() -> None:
     finally:
         if screen := sys.modules.get("calligram.cli.screen"):
             screen.console.show_cursor(True)
+        if ended is not None:
+            os.write(ended, b"1")
+
+
+def memory_limit() -> int | None:
+    """The limit of this process's address space in bytes (``ulimit -v``); None if there is none, as usual."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limits = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
+
+
+def _watch_child() -> int:
+    """Return in a child that runs the command; here, wait for its end, and say so if it was for lack of memory.
+
+    Libraries in C++ and Rust end their process when they get no memory, without a word of what to do.
+
+    Returns:
+        A pipe into which the child writes if it ends by itself.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        return writing
+    os.close(writing)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the child too
+    signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, number))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code not in (-signal.SIGTERM, -signal.SIGINT) and not os.read(reading, 1):
+        _fail(_memory_message(f"the process ended by {f'signal {-code}' if code < 0 else 'itself'}"))
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _memory_message(what: str) -> str:
+    """What failed, the limit, and what to do."""
+    shown, limit = " ".join(what.split())[:120] or "no memory is left", memory_limit()
+    if limit is None:
+        todo = "close other programs, or use a machine with more memory"
+    else:
+        todo = (
+            f"this process may use {limit / 1e9:.1f} GB of address space; raise the limit to 4 GB or more (ulimit -v)"
+        )
+    return f"there is not enough memory ({shown}); {todo}"
 
 
 def _disk_message(error: Exception, number: int) -> str:

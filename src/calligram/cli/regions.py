@@ -14,6 +14,7 @@ from rich.table import Table
 
 from calligram.cli.screen import console, progress_bar
 from calligram.errors import UserError
+from calligram.files import replace_text
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.data.collection import Collection
@@ -176,5 +177,5 @@ def _write(collection: Collection, reports: list[RecallReport], file: Path) -> N
         "reports": [asdict(report) for report in reports],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    replace_text(file, json.dumps(content, indent=1) + "\n")
     console.print(f"written: {file}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,6 +126,8 @@ def serve(
         if collection is not None:
             console.print(f"{server.address.url}/caption.html takes captions for {collection}", soft_wrap=True)
         server.run()
+    if server.abandoned:
+        os._exit(0)  # Python would wait for work that nobody asks for any more; what it writes is whole or absent
 
 
 def open_server(

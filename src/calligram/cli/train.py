@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from calligram.cli.screen import console, progress_bar, show_spinner
+from calligram.files import replace_text
 
 if TYPE_CHECKING:
     from calligram.recipes.model_card import MeasuredSplit
@@ -178,7 +179,7 @@ def copy(
         raise UserError(f"{file} exists already; give another name")
     assert source is not None
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    replace_text(file, source.read_text(encoding="utf-8"))
     console.print(f"{file} is a copy of {preset}; train it with: calligram train {file} COLLECTION --out RUN",
                   soft_wrap=True)  # fmt: skip
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_BYTES = 1_000_000_000
 """larger files are refused before they are read; no picture of ``MAX_MEGAPIXELS`` with 8 bits a colour needs more"""
-EXIF_DATE = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
+EXIF_DATE = re.compile(r"((?:18[3-9]|19\d|20\d|21\d)\d)[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
 EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
 """a file without any of them has no EXIF block"""
 MAX_CAMERA_CHARACTERS = 100
@@ -343,7 +343,7 @@ def _may_have_exif(data: bytes) -> bool:
 
 
 def _taken(text: object) -> str | None:
-    """``2020:05:01 12:30:00`` in ISO format; None for invalid dates, such as the zeros of a clock that was not set."""
+    """``2020:05:01 12:30:00`` in ISO format; None for invalid dates and years, as of a clock that was not set."""
     match = EXIF_DATE.match(str(text)) if text else None
     if match is None:
         return None

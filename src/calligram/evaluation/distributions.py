@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
+from calligram.files import replace_file
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
@@ -128,7 +129,8 @@ def draw_overlap(found: Overlap, file: Path, title: str = "") -> None:
     axis.set(xlabel="score", ylabel="density", title=f"{title + ': ' if title else ''}S = {found.s:.4f}")
     axis.legend(frameon=False, fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    with replace_file(file, keep_suffix=True) as partial:
+        figure.savefig(partial, dpi=110)
 
 
 RANK_EDGES = (1, 2, 6, 11, 51, 201)
@@ -201,4 +203,5 @@ def draw_cross_ranks(ranks: Mapping[str, NDArray[np.float64]], file: Path) -> No
     if len(ranks) > 1:
         figure.legend(loc="outside upper left", frameon=False, fontsize=8)  # names may be long
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    with replace_file(file, keep_suffix=True) as partial:
+        figure.savefig(partial, dpi=110)

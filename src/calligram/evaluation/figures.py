@@ -24,6 +24,7 @@ from calligram.evaluation.retrieval import overlap_of
 from calligram.evaluation.suggest import Suggestion
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.inputs import Inputs
+from calligram.files import replace_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.vectors import unit_length, unit_rows
@@ -125,7 +126,8 @@ def _colour(pairing: Pairing, image: int, text: int, other: str) -> str:
 
 def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=80)
+    with replace_file(file, keep_suffix=True) as partial:
+        figure.savefig(partial, dpi=80)
 
 
 def correlation(vectors: NDArray[np.floating]) -> Features:
@@ -159,7 +161,8 @@ def draw_correlation(panels: Mapping[str, Features], file: Path) -> None:
         axis.set_title(f"{name}\nmean absolute {mean_absolute_correlation(values):.3f}", fontsize=9)
     figure.colorbar(shown, ax=axes, shrink=0.85)
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    with replace_file(file, keep_suffix=True) as partial:
+        figure.savefig(partial, dpi=110)
 
 
 def sample_images(images: int, seed: int = 0) -> Ints:
@@ -260,7 +263,8 @@ def draw_suggestions(collection: Collection, chosen: Sequence[Suggestion], file:
         for line, words in enumerate(textwrap.wrap(suggestion.why, 38)[: SUGGESTION_LINES - 1]):
             draw.text((left, top + CELL_HEIGHT + 8 + (line + 1) * LINE_HEIGHT), words, fill=FAINT_COLOUR, font=font)
     file.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(file)
+    with replace_file(file, keep_suffix=True) as partial:
+        sheet.save(partial)
 
 
 def tsne_layout(vectors: ImageVectors, seed: int = 0) -> ImageVectors:
@@ -297,5 +301,6 @@ def draw_map(encoded: EncodedPairing, matches: Matches, target: Path, title: str
     axis.set(title=title, xticks=[], yticks=[])
     axis.legend(frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
+    with replace_file(target, keep_suffix=True) as partial:
+        figure.savefig(partial, dpi=110)
     return target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,11 +28,11 @@ class WorkerThreads:
     Args:
         threads: work that runs at the same time.
         max_waiting: further work that may wait.
-        timeout: seconds from the call to the result.
+        timeout: seconds from the call to the result; None for no limit.
         name: prefix of the threads' names.
     """
 
-    def __init__(self, threads: int, max_waiting: int, timeout: float, name: str):
+    def __init__(self, threads: int, max_waiting: int, timeout: float | None, name: str):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._threads, self._capacity = threads, threads + max_waiting
         self._timeout = timeout
@@ -72,9 +73,16 @@ class WorkerThreads:
             started.result()
         torch.set_num_threads(threads)  # for threads that start later
 
-    def close(self) -> None:
-        """Wait for running work, and drop waiting work."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, deadline: float | None = None) -> bool:
+        """Drop waiting work, and wait for running work; returns whether it has ended.
+
+        Args:
+            deadline: time of ``time.monotonic`` until which it waits; None for as long as it takes.
+        """
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for thread in self._pool._threads:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._pool._threads)
 
     def _on_done(self, done: Future[T]) -> None:
         with self._lock:

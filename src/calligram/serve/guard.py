@@ -7,8 +7,10 @@ import hmac
 import io
 import ipaddress
 import logging
+import re
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,6 +35,8 @@ from calligram.text import printable
 log = logging.getLogger("calligram.serve")
 
 COOKIE_NAME = "calligram"
+TYPE_NAME = re.compile(r"[\[\]()-]")
+"""in the place of a fault, the name of one of several types of a field, such as ``list[str]``"""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 PUBLIC_PATHS = ("/api/health", "/api/login", "/api/openapi.json")
 """paths of the API that need no token"""
@@ -98,7 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_answer(422, "; ".join(_describe(fault) for fault in error.errors()[:3]))
+        return error_answer(422, _described(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
@@ -115,10 +119,15 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_answer(503, "the request took too long and was stopped; ask for less, or try again later")
 
 
-def _describe(fault: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in fault["loc"][1:])
-    message = str(fault["msg"])
-    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
+def _described(faults: Sequence[dict[str, Any]]) -> str:
+    """The first faults of a request in words. A field of several types has a fault for each type that does not fit."""
+    found: dict[str, list[str]] = {}
+    for fault in faults:
+        where = ".".join(str(part) for part in fault["loc"][1:] if not TYPE_NAME.search(str(part)))
+        message = str(fault["msg"])
+        found.setdefault(where, []).append(f"{message[:1].lower()}{message[1:]}" if where else message)
+    described = {where: ", or ".join(dict.fromkeys(messages)) for where, messages in list(found.items())[:3]}
+    return "; ".join(f"{where}: {message}" if where else message for where, message in described.items())
 
 
 # The middleware that every request passes.

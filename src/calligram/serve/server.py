@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import threading
@@ -31,7 +32,7 @@ from calligram.search.library.manifest import check_address, read_manifest
 from calligram.search.query.searcher import Searcher
 from calligram.serve.guard import Guard, install_error_handlers
 from calligram.serve.routes import captions, embed, explain, items, library, search, status
-from calligram.serve.service import Service
+from calligram.serve.service import WORK_SECONDS, Service
 from calligram.serve.settings import Address, ServerSettings
 
 log = logging.getLogger("calligram.serve")
@@ -43,8 +44,8 @@ MAX_CONNECTIONS = 1000
 KEEP_ALIVE_SECONDS = 15
 SLOW_CLIENT_SECONDS = 20.0
 """for the header of a request to arrive, and for a part of an answer to be taken"""
-SHUTDOWN_SECONDS = 10
-"""time to finish requests in progress after SIGTERM"""
+SHUTDOWN_SECONDS = 5
+"""time to finish requests in progress after SIGTERM; slow clients are cut off then"""
 WATCH_SECONDS = 0.5
 """time between looks at the processes"""
 RESTART_SECONDS = 1.0
@@ -126,8 +127,10 @@ class LibraryServer:
     def __init__(self, searcher: Searcher, listening: socket.socket, address: Address, settings: ServerSettings):
         self._socket = listening
         self.address = replace(address, port=listening.getsockname()[1])
+        app = create_app(searcher, settings)
+        self._service: Service = app.state.service
         config = uvicorn.Config(
-            create_app(searcher, settings),
+            app,
             log_level="warning",
             access_log=False,
             http=ImpatientProtocol,
@@ -174,6 +177,11 @@ class LibraryServer:
         # uvicorn stops on these signals and raises them again afterwards; a requested stop is not a failure.
         with _signals_handled(_ignore):
             self._server.run(sockets=[self._socket])
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether work still runs after ``run``: it took too long, and Python would wait for it at the exit."""
+        return self._service.abandoned
 
     def stop(self) -> None:
         """Let ``run``, which is called in another thread, return."""
@@ -270,6 +278,11 @@ class ServerProcesses:
     ) -> None:
         self._close()
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether work still runs after ``run``; no, because processes are killed."""
+        return False
+
     def run(self) -> None:
         """Replace processes that end, until SIGTERM, Ctrl-C or ``stop``. Requests in progress are answered first."""
         with _signals_handled(lambda number, frame: self._stopped.set()):
@@ -304,7 +317,7 @@ class ServerProcesses:
         for started in self._processes:
             started.connection.close()
         for started in self._processes:
-            started.process.join(SHUTDOWN_SECONDS + 2)
+            started.process.join(SHUTDOWN_SECONDS + WORK_SECONDS + 2)
             if started.process.is_alive():
                 started.process.kill()
                 started.process.join()
@@ -328,6 +341,8 @@ def serve_in_process(task: ServerTask, listening: socket.socket, parent: Connect
     threading.Thread(target=_stop_with_parent, args=(server, parent), daemon=True, name="parent").start()
     with server:
         server.run()
+    if server.abandoned:
+        os._exit(0)
 
 
 def _stop_with_parent(server: LibraryServer, parent: Connection) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -43,6 +44,8 @@ T = TypeVar("T")
 SWITCH_SECONDS = 0.0001
 """time after which a thread of Python lets another one run; searches release Python's lock in each call of torch, and
 waited five milliseconds for it by default: 64 clients got 103 instead of 145 answers a second"""
+WORK_SECONDS = 3.0
+"""for work in threads to end, when the server stops; the requests that started it were answered or given up before"""
 READ_THREADS = 4
 """threads that read items and thumbnails: they wait for the disk a short time, and must not wait for searches"""
 SAMPLE_ITEMS = 48
@@ -153,6 +156,9 @@ class Service:
         self._localize_threads = WorkerThreads(max(1, settings.workers // 2), waiting, seconds, "localize")
         self._read_threads = WorkerThreads(READ_THREADS, 4 * waiting, seconds, "read")
         self._caption_threads = WorkerThreads(1, waiting, seconds, "caption")
+        self._watch_threads = WorkerThreads(1, 1, None, "watch")
+        self.abandoned = False
+        """whether work still runs after the end, because it took too long"""
         self.clusters = BackgroundWork(_clusters, "clusters")
         self.duplicates = BackgroundWork(_duplicates, "duplicates")
         self.listings = Listings()
@@ -262,17 +268,20 @@ class Service:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
-            searches = self._search_threads, self._batch_threads
-            for threads in (*searches, self._localize_threads, self._read_threads, self._caption_threads):
-                threads.close()
+            deadline = time.monotonic() + WORK_SECONDS
+            all_threads = (
+                *(self._search_threads, self._batch_threads, self._localize_threads),
+                *(self._read_threads, self._caption_threads, self._watch_threads),
+            )
+            self.abandoned = not all([threads.close(deadline) for threads in all_threads])
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.settings.refresh_seconds)
             try:
-                self.searcher = await asyncio.to_thread(self.searcher.refreshed)
+                self.searcher = await self._watch_threads.run(self.searcher.refreshed)
                 if self.searcher.library.manifest.localizer != self.localizer_state.record:
-                    self.localizer_state = await asyncio.to_thread(LocalizerState.open, self.searcher)
+                    self.localizer_state = await self._watch_threads.run(partial(LocalizerState.open, self.searcher))
                 self.problem = None
             except (UserError, OSError) as error:
                 # The open version stays readable: a reader keeps the table versions that it opened.

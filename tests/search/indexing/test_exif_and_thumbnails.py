@@ -46,7 +46,10 @@ def test_date_camera_and_position_are_read():
     assert set(found) == set(EXIF_COLUMNS)
 
 
-@pytest.mark.parametrize("date", ["0000:00:00 00:00:00", "2021:13:01 00:00:00", "yesterday", "    "])
+@pytest.mark.parametrize(
+    "date",
+    ["0000:00:00 00:00:00", "0001:01:01 00:00:00", "9999:12:31 23:59:59", "2021:13:01 00:00:00", "yesterday", "    "],
+)
 def test_a_date_that_is_none_is_left_out(date):
     assert exif_columns(jpeg({ExifTags.Base.DateTime: date})) == {}
 

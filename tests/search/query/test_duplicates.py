@@ -69,7 +69,7 @@ def test_copies_are_grouped_with_the_largest_first(copied):
     by_first = {group.pictures[0].name: group for group in found.groups}
     assert by_first["03 again.png"].same_bytes == (True, True, True)
     assert by_first["04 again.png"].same_bytes == (True, True, False)
-    assert by_first["00 large.jpg"].same_bytes == (True, False, False)
+    assert by_first["00 large.jpg"].same_bytes == (False, False, False)
     sizes = [group.copied_bytes for group in found.groups]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == sum(sum((copied.photos / name).stat().st_size for name in group[1:]) for group in EXPECTED)

@@ -97,7 +97,7 @@ def test_the_model_is_listed(served):
         ({"input": []}, 422, "input"),
         ({"input": " "}, 422, "input"),
         ({"input": ["a dog", ""]}, 422, "input"),
-        ({"input": [1, 2, 3]}, 422, "input"),
+        ({"input": [1, 2, 3]}, 422, "input: input should be a valid string; input.0: input should be a valid string"),
         ({"input": ["a"] * 257}, 422, "input"),
         ({"input": "a dog", "encoding_format": "int8"}, 422, "encoding_format"),
         ({"input": "a dog", "truncate": True}, 422, "truncate: extra inputs are not permitted"),

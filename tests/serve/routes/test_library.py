@@ -71,6 +71,13 @@ def test_pictures_are_counted_by_day(copies_served, served):
     assert served.client.get("/api/timeline").json() == {"days": {}, "undated": 60}
 
 
+@pytest.mark.parametrize("route", ["clusters", "timeline", "searches", "duplicates"])
+def test_unknown_parameters_are_refused(served, route):
+    refused = served.client.get(f"/api/{route}", params={"kk": 3})
+    assert refused.status_code == 422
+    assert refused.json()["error"].startswith("kk: the route has no such parameter; it has ")
+
+
 # Saved searches.
 
 
@@ -89,7 +96,14 @@ def test_searches_are_saved_listed_and_deleted(copies_served, copies):
 
 @pytest.mark.parametrize(
     ("changes", "status"),
-    [({"q": " "}, 400), ({"where": "no_such = 1"}, 400), ({"name": "a\nb"}, 400), ({"q": 3}, 422), ({"more": 1}, 422)],
+    [
+        ({"q": " "}, 400),
+        ({"where": "no_such = 1"}, 400),
+        ({"name": "a\nb"}, 400),
+        ({"q": 3}, 422),
+        ({"more": 1}, 422),
+        ({"like": ["no such item"]}, 400),
+    ],
 )
 def test_searches_that_cannot_run_are_not_saved(copies_served, changes, status):
     search = {"name": "wrong", "q": "a boat", **changes}

@@ -147,9 +147,3 @@ def _delete_captions(writer: LibraryWriter, ids: set[str]) -> None:
         writer.tables.put("captions", left)
         writer.captions.update([row["id"] for row in left], caption_columns(writer, [row["items"][0] for row in left]))
     remove_captions(writer, [row["id"] for row in alone])
-
-
-def drop_forgotten(writer: LibraryWriter, number: int) -> None:
-    """Delete the list of forgotten pictures of a source, so that they are indexed again."""
-    batches = writer.tables.column("forgotten", ("id",), f"source = {number}")
-    writer.tables.drop("forgotten", [id for batch in batches for id in batch["id"].to_pylist()])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.models.damage import Damage, file_damage
 from calligram.progress import Track, silent
+from calligram.search.indexing.forgotten import COPY_FILE, intact_copy, read_copy, restore_from_copy, write_copy
 from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source
 from calligram.search.indexing.sources import reopen
 from calligram.search.indexing.writer import LibraryWriter
@@ -23,6 +26,7 @@ from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, check_address, read_manifest
 from calligram.search.library.matchers import NO_RERANKER, LibraryMatchers
 from calligram.search.library.tables import INDEXES, SCHEMAS
+from calligram.search.query.selection import SEARCHES_FILE, saved_searches
 from calligram.search.vectors.table_files import LAST_VERSION, SUFFIX
 
 log = logging.getLogger(__name__)
@@ -62,7 +66,8 @@ def _present_damage(folder: Path, index: str | None) -> list[Damage]:
         return [Damage(folder / MANIFEST, str(error), "all pictures are encoded again by index --rebuild")]
     generation, found = folder / str(manifest.generation), list[Damage]()
     for table, records in manifest.files.items():
-        found += file_damage(generation / table, {**records}, _cost(manifest, table), missing=True)
+        found += file_damage(generation / table, {**records}, _cost(manifest, generation, table), missing=True)
+    found += _damaged_lists(folder, generation)
     for name, record in manifest.mapped.items():
         place = generation / "index" / f"{name.removeprefix('index.')}.mapped" / str(record.get("folder"))
         cost = "vectors are copied again; no picture is encoded"
@@ -70,11 +75,27 @@ def _present_damage(folder: Path, index: str | None) -> list[Damage]:
     return found if found else _unreadable(folder, manifest, index)
 
 
-def _cost(manifest: Manifest, table: str) -> str:
-    if table.endswith(("problems.lance", "forgotten.lance")):
-        return (
-            "the list of unusable or forgotten pictures is incomplete: with --repair, forgotten pictures may come back"
-        )
+def _damaged_lists(folder: Path, generation: Path) -> Iterator[Damage]:
+    """Files beside the tables: the copy of the list of forgotten pictures, and saved searches."""
+    try:
+        read_copy(generation)
+    except (UserError, OSError) as error:
+        yield Damage(generation / COPY_FILE, str(error), "it is written again from its table")
+    try:
+        saved_searches(folder)
+    except (UserError, OSError) as error:
+        kept = folder / f"{SEARCHES_FILE}.damaged"
+        cost = f"the file is renamed to {kept.name}, and saved searches are lost"
+        yield Damage(folder / SEARCHES_FILE, str(error), cost, lambda: os.replace(folder / SEARCHES_FILE, kept))
+
+
+def _cost(manifest: Manifest, generation: Path, table: str) -> str:
+    if table.endswith("problems.lance"):
+        return "pictures that could not be used are tried again"
+    if table.endswith("forgotten.lance"):
+        if intact_copy(generation) is not None:
+            return f"the list of forgotten pictures is restored from {COPY_FILE}"
+        return "the list of forgotten pictures is incomplete: with --repair, forgotten pictures come back"
     if table.endswith("captions.lance"):
         return f"up to {manifest.counts.get('captions', 0):,} captions are encoded again"
     return f"up to {sum(manifest.counts.get(name, 0) for name in ('items', 'gone')):,} pictures are encoded again"
@@ -115,21 +136,23 @@ def mend_library(
     sources = [reopen(source) for source in manifest.sources]
     models.check(manifest, folder, sources[-1].root)
     try:
+        counts: Counter[str] = Counter()
         with lock_folder(folder, "library"):
-            writer, lost = _without_damaged_rows(folder, manifest)
+            writer = _without_damaged_rows(folder, manifest)
             opened = OpenedWriter(writer, manifest_changed=True)
             for source in sources:
-                IndexingRun(writer, models, source, device, track).run(again=False)
+                counts.update(IndexingRun(writer, models, source, device, track).run(again=False))
+            write_copy(writer.generation_folder, writer.tables)
             opened.finish(models, device, track, changed=True)
-        return f"{lost:,} items were encoded again"
+        return f"{counts['added'] + counts['changed']:,} pictures were encoded again"
     except (UserError, RuntimeError, ValueError, OSError, KeyError) as error:
         log.info("single items cannot be mended (%s), so all pictures are encoded again", str(error).splitlines()[0])
     report = index_source(models, sources[-1].root, folder, engine=index, rebuild=True, device=device, track=track)
     return f"all {report.library['items']:,} pictures were encoded again"
 
 
-def _without_damaged_rows(folder: Path, manifest: Manifest) -> tuple[LibraryWriter, int]:
-    """A writer whose tables have no rows of damaged files, and the number of items that were dropped."""
+def _without_damaged_rows(folder: Path, manifest: Manifest) -> LibraryWriter:
+    """A writer whose tables have no rows of damaged files."""
     generation, damaged = folder / str(manifest.generation), dict[str, list[str]]()
     for table, records in manifest.files.items():
         for damage in file_damage(generation / table, {**records}, "", missing=True):
@@ -141,7 +164,10 @@ def _without_damaged_rows(folder: Path, manifest: Manifest) -> tuple[LibraryWrit
         files = damaged.get(f"index/{name.removeprefix('index.')}{SUFFIX}" if "." in name else f"tables/{name}{SUFFIX}")
         if files:
             _drop_rows(generation, name, table, manifest.versions[name], files)
-    return writer, _drop_unmatched(writer)
+            if name == "forgotten":
+                restore_from_copy(generation, writer.tables)
+    _drop_unmatched(writer)
+    return writer
 
 
 def _opened(writer: LibraryWriter) -> dict[str, Any]:
@@ -161,8 +187,8 @@ def _drop_rows(generation: Path, name: str, table: Any, version: int, files: Seq
         table.delete(f"_rowid >= {first} AND _rowid < {first + ROWS_PER_FRAGMENT}")
 
 
-def _drop_unmatched(writer: LibraryWriter) -> int:
-    """Delete what is not in all tables that it should be in; returns the number of items."""
+def _drop_unmatched(writer: LibraryWriter) -> None:
+    """Delete what is not in all tables that it should be in."""
     tables, images = writer.tables, _opened(writer)[INDEXES[0]]
     ids = {name: _ids(tables.column(name, ("id",))) for name in ("thumbnails", "parts", "shelf", "captions")}
     vectors = _ids(images.search().select(["id"]).to_batches())
@@ -174,7 +200,6 @@ def _drop_unmatched(writer: LibraryWriter) -> int:
             there &= row["file"] is None or row["id"] in ids["thumbnails"]
             there &= not reranks or row["id"] in ids["parts"]
             kept.add(row["id"]) if there else dropped.append(row["id"])
-    before = writer.manifest.counts.get("items", 0) + writer.manifest.counts.get("gone", 0)
     tables.drop("items", dropped)
     for name in ("thumbnails", "parts", "shelf"):
         tables.drop(name, ids[name] - kept)
@@ -182,7 +207,6 @@ def _drop_unmatched(writer: LibraryWriter) -> int:
     spoken = _ids(_opened(writer)[INDEXES[1]].search().select(["id"]).to_batches())
     tables.drop("captions", ids["captions"] - spoken)
     writer.captions.remove(sorted(spoken - ids["captions"]))
-    return before - len(kept)
 
 
 def _ids(batches: Any) -> set[str]:

@@ -23,6 +23,7 @@ from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN, wanted_c
 from calligram.search.indexing.captions import take_captions
 from calligram.search.indexing.diff import Change, LibraryState, diff, pictures_to_encode
 from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
+from calligram.search.indexing.forgotten import drop_forgotten, forgotten_rows
 from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
 from calligram.search.indexing.sources import (
     CollectionSource,
@@ -189,9 +190,7 @@ class IndexingRun:
         kind = "collection" if isinstance(self.source, CollectionSource) else "folder"
         number = self.writer.add_source(self.source.root, kind).number
         if again:
-            from calligram.search.indexing.forget import drop_forgotten
-
-            drop_forgotten(self.writer, number)
+            drop_forgotten(self.writer.tables, number)
         state = LibraryState.load(self.writer.tables, number)
         scan = self.source.scan()
         changes = diff(scan, state)
@@ -357,11 +356,7 @@ def _replacement(out: Path, before: Manifest, models: LibraryMatchers, engine: s
         (out / REBUILT).unlink()
     remove_folder(out / str(fresh.generation))
     writer = LibraryWriter(out, fresh, REBUILT)
-    batches = old_batches(out, before, "forgotten", ("id", "source", "bytes", "mtime", "hash"))
-    if batches is None:
-        log.warning("%s: which pictures were forgotten cannot be read, so they are indexed again", out)
-    for batch in batches or ():
-        writer.tables.add("forgotten", batch.to_pylist())
+    writer.tables.add("forgotten", forgotten_rows(out, before))
     writer.commit()
     return writer
 

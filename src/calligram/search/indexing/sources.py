@@ -74,6 +74,11 @@ class ScannedPicture(NamedTuple):
     """of its facts"""
 
 
+def date_of(about: os.stat_result) -> int:
+    """The date of a file in nanoseconds; tables hold dates up to 2262, and a wrong clock writes later ones."""
+    return min(about.st_mtime_ns, 2**63 - 1)
+
+
 @dataclass
 class FolderScan:
     """The pictures of a source, and what could not be scanned."""
@@ -155,7 +160,7 @@ def _note(entry: os.DirEntry[str], key: str, found: FolderScan) -> None:
     elif os.path.splitext(key)[1].lower() in EXTRA_SUFFIXES and (reason := missing_reader(key)):
         found.problems[key] = reason  # noted at the scan, so that the file is read once its reader is installed
     else:
-        found.entries.append(ScannedPicture(key, key, -1, about.st_size, about.st_mtime_ns))
+        found.entries.append(ScannedPicture(key, key, -1, about.st_size, date_of(about)))
 
 
 def _note_frames(entry: os.DirEntry[str], key: str, about: os.stat_result, found: FolderScan) -> None:
@@ -167,7 +172,7 @@ def _note_frames(entry: os.DirEntry[str], key: str, about: os.stat_result, found
         return
     for seconds in times:
         digest = PictureFacts({TIME_COLUMN: seconds}, ()).digest
-        stamp = about.st_size, about.st_mtime_ns
+        stamp = about.st_size, date_of(about)
         found.entries.append(ScannedPicture(frame_key(key, seconds), key, -1, *stamp, digest=digest))
 
 
@@ -296,7 +301,7 @@ class CollectionSource:
                 offset, size = int(place["offset"]), int(place["bytes"])
             else:
                 offset, size = -1, about.st_size
-            found.entries.append(ScannedPicture(key, file, offset, size, about.st_mtime_ns, row, digest))
+            found.entries.append(ScannedPicture(key, file, offset, size, date_of(about), row, digest))
         return found
 
     def read(self, picture: ScannedPicture) -> bytes | None:

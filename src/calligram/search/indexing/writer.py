@@ -23,6 +23,7 @@ from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnKind
 from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
+from calligram.search.indexing.forgotten import write_copy
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, write_manifest
@@ -30,7 +31,7 @@ from calligram.search.library.matchers import MatcherEncoder
 from calligram.search.library.tables import INDEXES, Tables, open_changes, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
 from calligram.search.vectors.index import Index
-from calligram.search.vectors.table_files import table_records
+from calligram.search.vectors.table_files import check_tables, table_records
 from calligram.text import composed, indexed_words
 
 VERSION_GRACE_SECONDS = 600.0
@@ -73,7 +74,7 @@ class LibraryWriter:
         """
         self.folder, self.manifest, self.name = folder, manifest, name
         self.generation_folder = folder / str(manifest.generation)
-        self._started = time.time()
+        self._started, self._compared = time.time(), False
         self.tables = Tables.write(self.generation_folder / "tables", manifest.versions, manifest.files)
         self.kinds = dict(columns.LIBRARY_COLUMNS) | dict(manifest.kinds)
         self.images, self.captions = open_indexes(self.generation_folder, manifest, writing=True)
@@ -246,7 +247,12 @@ class LibraryWriter:
             "gone": self.tables.count("items", "state != 'present'"),
             **{name: self.tables.count(name) for name in ("captions", "problems")},
         }
+        if not self._compared:  # else a command could commit, and then fail because it meets damage
+            check_tables(self.generation_folder, self.manifest.files)
+            self._compared = True
         now, before, versions = time.time(), self.manifest, self.versions()
+        if versions["forgotten"] != before.versions.get("forgotten"):
+            write_copy(self.generation_folder, self.tables)
         earlier = [(until, versions) for until, versions in before.earlier if until > now]
         if before.versions:
             earlier.append((now + VERSION_GRACE_SECONDS, before.versions))

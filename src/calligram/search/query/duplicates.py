@@ -72,7 +72,7 @@ class DuplicateGroup:
 
     pictures: tuple[StoredPicture, ...]
     same_bytes: tuple[bool, ...]
-    """for each picture, whether its file has the same bytes as that of the largest"""
+    """for each copy, whether its file has the same bytes as that of the largest; for the largest, whether a copy has"""
 
     @property
     def copied_bytes(self) -> int:
@@ -158,7 +158,8 @@ class Groups:
 
 def _group(pictures: list[StoredPicture]) -> DuplicateGroup:
     ordered = sorted(pictures, key=lambda p: (-p.width * p.height, -p.bytes, str(p.path or p.name), p.id))
-    return DuplicateGroup(tuple(ordered), tuple(picture.hash == ordered[0].hash for picture in ordered))
+    same = [picture.hash == ordered[0].hash for picture in ordered[1:]]
+    return DuplicateGroup(tuple(ordered), (any(same), *same))
 
 
 def copy_scores(library: Library, encoder: MatcherEncoder) -> Floats:

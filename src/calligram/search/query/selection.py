@@ -25,6 +25,7 @@ from calligram.errors import UserError, unknown
 from calligram.files import NEW_FOLDER, replace_folder, replace_json, scratch_folder, wait_for_lock
 from calligram.picture_formats import PICTURE_FORMATS, PICTURE_SUFFIXES
 from calligram.progress import Track, silent
+from calligram.records import check_object, flag, integer, list_of, read_object, record, text
 from calligram.search.filters.parser import holds, parse
 from calligram.search.library.library import Item, Library
 from calligram.search.query.query import ItemId, Query, QueryTerm, weighted_text
@@ -35,6 +36,19 @@ Placement = Literal["copy", "link", "symlink"]
 SEARCHES_FILE = "searches.json"
 SEARCHES_LOCK = ".searches.lock"
 SEARCHES_FORMAT, SEARCHES_VERSION = "calligram-searches", 1
+_TEXTS = list_of(text())
+SEARCHES_SCHEMA = record(
+    {
+        "searches": list_of(
+            record(
+                {"name": text()},
+                {"q": text(), "plus": _TEXTS, "minus": _TEXTS, "like": _TEXTS, "where": text(), "all": flag},
+                closed=False,
+            )
+        )
+    },
+    closed=False,
+)
 MAX_SAVED_SEARCHES = 1000
 MAX_NAME_CHARACTERS = 100
 CSV_FILE, JSON_FILE = "selection.csv", "selection.json"
@@ -103,23 +117,18 @@ def saved_searches(library: Path) -> list[SavedSearch]:
     Raises:
         UserError: when the file cannot be read.
     """
-    file = library / SEARCHES_FILE
+    file, todo = library / SEARCHES_FILE, "correct it, or delete it to lose the saved searches only"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_object(file, todo, record({"format": text(), "version": integer(1)}, closed=False))
     except FileNotFoundError:
         return []
-    except ValueError as error:
-        raise _damaged(file, error) from error
+    if content["format"] != SEARCHES_FORMAT or content["version"] > SEARCHES_VERSION:
+        raise UserError(f"{file} has format {content['format']} {content['version']}; a newer calligram reads it")
+    check_object(file, content, SEARCHES_SCHEMA, todo)
     try:
-        if content["format"] != SEARCHES_FORMAT or content["version"] > SEARCHES_VERSION:
-            raise UserError(f"{file} has format {content['format']} {content['version']}; a newer calligram reads it")
         return [SavedSearch.of(row) for row in content["searches"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(file, error) from error
-
-
-def _damaged(file: Path, error: Exception) -> UserError:
-    return UserError(f"{file} is damaged ({error}); correct it, or delete it to lose the saved searches only")
+    except UserError as error:
+        raise UserError(f"{file} is damaged ({error}); {todo}") from error
 
 
 def find_search(library: Path, name: str) -> SavedSearch:
@@ -239,14 +248,14 @@ class Exporter:
 
     def tables(self) -> tuple[str, str]:
         """The contents of ``selection.csv`` and ``selection.json``."""
-        columns = sorted({name for record in self.records for name in record["metadata"]})
+        columns = sorted({name for row in self.records for name in row["metadata"]})
         first = ("file", "id", "rank", "score", "captions", "original")
         stream = io.StringIO(newline="")
         writer = csv.writer(stream)
         writer.writerow([*first, *columns])
-        for record in self.records:
-            own = {**record, "captions": CAPTION_SEPARATOR.join(record["captions"])}
-            values = [*(own[name] for name in first), *(record["metadata"].get(name) for name in columns)]
+        for row in self.records:
+            own = {**row, "captions": CAPTION_SEPARATOR.join(row["captions"])}
+            values = [*(own[name] for name in first), *(row["metadata"].get(name) for name in columns)]
             writer.writerow([plain_cell(value) for value in values])
         problems = [{"id": id, "reason": reason} for id, reason in self.problems]
         content = {"pictures": self.records, "problems": problems}

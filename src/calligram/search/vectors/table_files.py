@@ -93,6 +93,17 @@ def check_table(folder: Path, name: str, records: Records, *, again: bool = Fals
     check_files(folder / f"{name}{SUFFIX}", records, _what_to_do(folder), missing=True, again=again)
 
 
+def check_tables(generation: Path, files: Mapping[str, Records]) -> None:
+    """Compare all tables of a generation with the checksums of a manifest.
+
+    Raises:
+        DamagedFileError: for the first file that differs.
+    """
+    for place, records in files.items():
+        folder, _, name = place.rpartition("/")
+        check_table(generation / folder, name.removesuffix(SUFFIX), records)
+
+
 def unreadable(folder: Path, name: str, error: BaseException) -> UserError:
     """The error for a table that Lance cannot read."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0][:200]

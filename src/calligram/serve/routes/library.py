@@ -37,8 +37,26 @@ from calligram.serve.guard import (
 from calligram.serve.schema import BrowseAnswer, HitAnswer, Id, QueryText
 from calligram.serve.service import Service, service_of
 from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_EXPORT_BYTES, MAX_HITS, MAX_QUERY_TERMS
+from calligram.text import printable
 
-router = APIRouter(prefix="/api", tags=["library"])
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse a parameter that a route does not have: a misspelt one would have no effect, and nobody would notice.
+
+    Raises:
+        RefusedRequest: for the first unknown parameter.
+    """
+    fields = request.scope["route"].dependant.query_params
+    known = [field.alias for field in fields]
+    if any(isinstance(field.field_info.annotation, type(BaseModel)) for field in fields):
+        return  # the model refuses unknown names itself
+    for name in request.query_params:
+        if name not in known:
+            listed = f"it has {', '.join(known)}" if known else "it has none"
+            raise RefusedRequest(422, f"{printable(name)[:50]}: the route has no such parameter; {listed}")
+
+
+router = APIRouter(prefix="/api", tags=["library"], dependencies=[Depends(refuse_unknown_parameters)])
 CurrentService = Annotated[Service, Depends(service_of)]
 WorkState = Annotated[
     Literal["working", "ready", "failed"],
@@ -87,7 +105,7 @@ class ClustersAnswer(BaseModel):
     clusters: list[ClusterAnswer] = []
 
 
-@router.get("/clusters", responses=error_responses(503))
+@router.get("/clusters", responses=error_responses(422, 503))
 async def clusters(service: CurrentService) -> ClustersAnswer:
     """Group the pictures of the library, and name the groups. The work is done in the background."""
     now = service.clusters.answer(service.searcher)
@@ -156,7 +174,7 @@ class CopyAnswer(BaseModel):
     width: int
     height: int
     bytes: int
-    same_bytes: bool = Field(description="Whether its file has the same bytes as the largest picture.")
+    same_bytes: bool = Field(description="Whether its file has the same bytes as the largest; of that, as a copy.")
 
 
 class CopiesAnswer(BaseModel):
@@ -222,7 +240,7 @@ class TimelineAnswer(BaseModel):
     undated: int = Field(description="Number of pictures without a date.")
 
 
-@router.get("/timeline", responses=error_responses(503))
+@router.get("/timeline", responses=error_responses(422, 503))
 async def timeline(service: CurrentService) -> TimelineAnswer:
     """Count the pictures of each day."""
     overview = await service.read(service.overview)
@@ -252,7 +270,7 @@ class SavedSearchesAnswer(BaseModel):
     searches: list[SavedSearchRequest]
 
 
-@router.get("/searches", responses=error_responses(400, 503))
+@router.get("/searches", responses=error_responses(400, 422, 503))
 async def searches(service: CurrentService) -> SavedSearchesAnswer:
     """List the saved searches."""
     return _searches(await service.read(lambda library: saved_searches(library.folder)))
@@ -266,6 +284,7 @@ async def save(service: CurrentService, request: SavedSearchRequest) -> SavedSea
     def write(library: Library) -> list[SavedSearch]:
         if search.has_query:
             search.query()  # refuses empty terms
+        library.items(search.like)  # refuses unknown ids
         if search.where.strip():
             parse(search.where, library.kinds)
         save_search(library.folder, search)
