@@ -58,6 +58,7 @@ VERBS = {
     "show": Verb(("show", "vse")),
     "copy": Verb(("copy", "vse", "new.toml"), "new.toml"),
     "train": Verb(("train", "vse", "scenes", "--out", "new", *CPU, *SETTINGS)),
+    "train --resume the new run": Verb(("train", "vse", "scenes", "--out", "new", "--resume", *CPU, *SETTINGS)),
     "train --resume": Verb(("train", "vse", "scenes", "--out", "half", "--resume", *CPU, *SETTINGS)),
     "mine": Verb(("mine", "run", "scenes", "--out", "new", *CPU), "new"),
     "export --onnx": Verb(("export", "run", "--onnx", "new"), "new"),

@@ -13,6 +13,7 @@ from calligram.data.draft import Problems
 from calligram.data.readers.captions_table import TABLE_SUFFIXES, CaptionRow, read_table
 from calligram.data.readers.source import SPLIT_NAMES, canonical_split
 from calligram.errors import UserError
+from calligram.files import replace_file
 
 MAX_LISTED_ROWS = 5
 """number of rows that an error message lists"""
@@ -90,7 +91,7 @@ def write_caption_list(
 ) -> None:
     """Write a ``.csv`` that ``read_captions`` accepts when it is filled in."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8", newline="") as stream:
+    with replace_file(file) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(columns)
         writer.writerows(rows)

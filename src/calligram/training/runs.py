@@ -221,7 +221,8 @@ class Run:
 
     def load_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
         """Load the latest state and truncate the metrics to it; None if there is none. A damaged one is an error."""
-        if (latest := latest_state(self.folder)) is None:
+        pointer = self.folder / "state" / "LATEST"
+        if not pointer.is_file() or (latest := latest_state(self.folder)) is None:
             (self.folder / METRICS_FILE).unlink(missing_ok=True)
             return None
         folder, position = latest

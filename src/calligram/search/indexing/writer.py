@@ -31,7 +31,7 @@ from calligram.search.library.matchers import MatcherEncoder
 from calligram.search.library.tables import INDEXES, Tables, open_changes, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
 from calligram.search.vectors.index import Index
-from calligram.search.vectors.table_files import check_tables, table_records
+from calligram.search.vectors.table_files import all_files, check_tables, table_records
 from calligram.text import composed, indexed_words
 
 VERSION_GRACE_SECONDS = 600.0
@@ -74,7 +74,7 @@ class LibraryWriter:
         """
         self.folder, self.manifest, self.name = folder, manifest, name
         self.generation_folder = folder / str(manifest.generation)
-        self._started, self._compared = time.time(), False
+        self._old_files, self._compared = all_files(self.generation_folder), False
         self.tables = Tables.write(self.generation_folder / "tables", manifest.versions, manifest.files)
         self.kinds = dict(columns.LIBRARY_COLUMNS) | dict(manifest.kinds)
         self.images, self.captions = open_indexes(self.generation_folder, manifest, writing=True)
@@ -251,7 +251,7 @@ class LibraryWriter:
             check_tables(self.generation_folder, self.manifest.files)
             self._compared = True
         now, before, versions = time.time(), self.manifest, self.versions()
-        if versions["forgotten"] != before.versions.get("forgotten"):
+        if before.versions and versions["forgotten"] != before.versions["forgotten"]:
             write_copy(self.generation_folder, self.tables)
         earlier = [(until, versions) for until, versions in before.earlier if until > now]
         if before.versions:
@@ -259,7 +259,7 @@ class LibraryWriter:
         self.manifest = replace(
             before,
             versions=versions,
-            files=table_records(self.generation_folder, versions, before.files, self._started),
+            files=table_records(self.generation_folder, versions, before.files, self._old_files),
             earlier=tuple(earlier),
             counts=counts,
             kinds=dict(self.kinds),

@@ -11,7 +11,7 @@ import errno
 import os
 import shlex
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,6 @@ FOOTER = struct.Struct("<QQQIIHH4s")
 """of a file of Lance: where its metadata and its two tables of offsets begin, lengths of these, format, mark"""
 FORMAT_VERSION = 2
 """the version of Lance's file format with this footer"""
-CLOCK_SECONDS = 1.0
-"""dates of files may be so far behind the clock"""
 OFFSET_BYTES = 16
 """of an entry of these tables"""
 FREE_ATTRIBUTES = frozenset(("version", "checkout", "name", "schema", "list_versions", "restore"))
@@ -115,7 +113,7 @@ def _what_to_do(folder: Path) -> str:
 
 
 def table_records(
-    generation: Path, versions: Mapping[str, int], known: Mapping[str, Records], since: float
+    generation: Path, versions: Mapping[str, int], known: Mapping[str, Records], old: Collection[str]
 ) -> dict[str, dict[str, str]]:
     """Checksums of the files of all tables of a generation, which is about to be committed.
 
@@ -123,7 +121,8 @@ def table_records(
         generation: folder of the generation.
         versions: of each table, as in a manifest.
         known: the checksums of the last commit; these files are not read again.
-        since: when the writer started; older files that are not whole are of a killed process, and are left out.
+        old: files that were there when the writer started, as ``all_files`` lists them; those that are not whole are
+            of a process that was killed or failed, and are left out.
 
     Raises:
         OSError: when a file that was just written is not whole.
@@ -133,7 +132,8 @@ def table_records(
         place = f"index/{name.removeprefix('index.')}" if name.startswith("index.") else f"tables/{name}"
         before = known.get(f"{place}{SUFFIX}", {})
         table = generation / f"{place}{SUFFIX}"
-        records = {f: before[f] if f in before else _record(table / f, since) for f in _table_files(table, version)}
+        files = list(_table_files(table, version))
+        records = {f: before[f] if f in before else _record(table / f, f"{place}{SUFFIX}/{f}" in old) for f in files}
         found[f"{place}{SUFFIX}"] = {file: record for file, record in records.items() if record}
     return found
 
@@ -148,8 +148,18 @@ def _table_files(table: Path, version: int) -> Iterator[str]:
             yield from sorted(os.path.join(inside, name) for name in names if "#" not in name)  # else partly written
 
 
-def _record(file: Path, since: float) -> str:
-    """The checksum of a file that was written since then; an empty text for an older file that is not whole.
+def all_files(generation: Path) -> frozenset[str]:
+    """The files of all tables of a generation, by their paths within it."""
+    return frozenset(
+        os.path.relpath(os.path.join(place, name), generation)
+        for folder in ("tables", "index")
+        for place, _, names in os.walk(generation / folder)
+        for name in names
+    )
+
+
+def _record(file: Path, old: bool) -> str:
+    """The checksum of a file; an empty text for an old file that is not whole.
 
     A disk may write less than it was told to, and a program may not notice. So the offsets at the end of the file must
     fit its size.
@@ -164,7 +174,7 @@ def _record(file: Path, since: float) -> str:
         _, columns, buffers, buffer_count, column_count, *_ = FOOTER.unpack(end)
         ends = columns + OFFSET_BYTES * column_count, buffers + OFFSET_BYTES * buffer_count + FOOTER.size
         whole = ends == (buffers, size)
-    if not whole and file.stat().st_mtime < since - CLOCK_SECONDS:
+    if not whole and old:
         return ""
     if not whole:
         raise OSError(errno.EIO, "the file is not whole after it was written", str(file))
