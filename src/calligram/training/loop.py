@@ -216,12 +216,11 @@ class _Trainer:
             self._end_epoch(number, stage.epochs - 1, None)
             return
         optimizer = stage.optimizer(groups)
-        if tensors:
-            with state_errors(self.run.folder):
-                if "objective" in tensors:
-                    objective.load_state_dict(tensors["objective"])
-                if "optimizer" in tensors:
-                    restore_optimizer(optimizer, tensors["optimizer"])
+        with state_errors(self.run.folder) if tensors else contextlib.nullcontext():
+            if "objective" in tensors:
+                objective.load_state_dict(tensors["objective"])
+            if "optimizer" in tensors:
+                restore_optimizer(optimizer, tensors["optimizer"])
         self.trial = self._trial(stage, int(position["epoch"]), int(position["batch"]))
         for epoch in range(int(position["epoch"]), stage.epochs):
             start = int(position["batch"]) if epoch == position["epoch"] else 0
