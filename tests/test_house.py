@@ -23,10 +23,10 @@ FILES_ENTERED = Path(__file__).parent / "files_entered.py"
 MAX_FILES = 300
 MAX_FILE_LINES = 400
 MEDIAN_FILE_LINES = range(80, 211)
-MAX_FOLDER_MODULES = 16
+MAX_FOLDER_MODULES = 17
 MAX_FUNCTION_LINES = 60
 """from the docstring to the end"""
-MAX_FILES_ENTERED = {"train": 34, "index": 31, "search": 25, "request": 21}
+MAX_FILES_ENTERED = {"train": 35, "index": 32, "search": 26, "request": 21}
 MAX_MODULES_IMPORTED_BY_TRAINING = 90
 
 NOUNS_IN_ING = {"pairing", "ranking", "grounding", "matching", "training", "indexing", "drawing"}

@@ -112,7 +112,7 @@ class StoredPictures:
 
     def __init__(self, collection: Collection) -> None:
         """Read the tables only. Each process opens a shard when it first reads from it."""
-        self._folder = collection.folder
+        self.folder = collection.folder
         self.cache = collection.folder / "cache"
         table = collection.table("images")
         self._ids = table.column("id")
@@ -128,7 +128,7 @@ class StoredPictures:
     def path(self, row: int) -> Path | None:
         """Path of the picture file; None when the picture is in a shard or does not exist."""
         name = self._paths[row].as_py()
-        return None if name is None or self._shard[row] >= 0 else self._folder / name
+        return None if name is None or self._shard[row] >= 0 else self.folder / name
 
     def read(self, row: int) -> bytes:
         """The bytes of the picture file."""
@@ -137,9 +137,9 @@ class StoredPictures:
             raise PictureError(f"image {self._ids[row]} has no picture, only features")
         if self._shard[row] < 0:
             try:
-                return read_picture_file(self._folder / str(name))
+                return read_picture_file(self.folder / str(name))
             except PictureError as error:
-                raise PictureError(f"image {self._ids[row]}: {error}: {self._folder / name}") from error
+                raise PictureError(f"image {self._ids[row]}: {error}: {self.folder / name}") from error
         return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
 
     def _descriptor(self, shard: int) -> int:
@@ -148,11 +148,11 @@ class StoredPictures:
         if key not in self._open:
             name = self._shards[shard]
             listed = {name: self._checksums[name]} if name in self._checksums else {}
-            check_files(self._folder, listed, "import the collection again", missing=True)
+            check_files(self.folder, listed, "import the collection again", missing=True)
             try:
-                self._open[key] = open_regular(self._folder / name)
+                self._open[key] = open_regular(self.folder / name)
             except OSError as error:
-                raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
+                raise PictureError(f"shard {self.folder / self._shards[shard]}: {error.strerror}") from error
         return self._open[key]
 
     def open(self, row: int) -> Image.Image:

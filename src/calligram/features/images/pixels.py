@@ -18,7 +18,15 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pairing import Visuals
-from calligram.data.pictures import map_in_order, worker_threads
+from calligram.data.pictures import worker_threads
+from calligram.features.images.resize import (
+    REDUCING_GAP,
+    Fit,
+    decode_pictures,
+    reduce_picture,
+    resize_picture,
+    visible_box,
+)
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
@@ -29,8 +37,6 @@ log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-REDUCING_GAP = 3.0
-"""an image is first reduced by an integer factor, which is fast; its sides stay at least this many times too large"""
 MAX_CACHE_BYTES = 4 << 30
 """decoded images are kept in memory up to this size; larger sets are decoded on demand"""
 STORE_PART_IMAGES = 512
@@ -121,8 +127,7 @@ class PixelInput(ImageInput):
     kind: ClassVar[str] = "pixels"
 
     size: int = 128
-    fit: Literal["squash", "crop"] = "squash"
-    """squash: the whole image, distorted to a square; crop: the central square"""
+    fit: Fit = "squash"
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.25, 0.25, 0.25)
     views: Literal["one", "flip", "ten"] = "one"
@@ -147,11 +152,7 @@ class PixelInput(ImageInput):
 
     def visible_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return the part of an image that the input covers: left, top, right and bottom in pixels."""
-        if self.fit == "squash":
-            return 0, 0, width, height
-        side = min(width, height)
-        left, top = (width - side) // 2, (height - side) // 2
-        return left, top, left + side, top + side
+        return visible_box(width, height, self.fit)
 
     def part_boxes(self, size: tuple[int, int], count: int) -> Floats | None:
         """Return the cells of a square grid, row by row: left, top, right, bottom as shares of the image, (count, 4).
@@ -168,12 +169,8 @@ class PixelInput(ImageInput):
         return np.stack([xs[x], ys[y], xs[x + 1], ys[y + 1]], axis=1).astype(np.float32)
 
     def reduce(self, image: Image.Image) -> Image.Image:
-        """Reduce each side of the image by its own integer factor: the first step of ``resize``.
-
-        Returns the image itself if both factors are 1, or if ``fit`` is crop.
-        """
-        factors = tuple(int(side / self.size / REDUCING_GAP) or 1 for side in image.size)
-        return image if self.fit == "crop" or factors == (1, 1) else image.reduce((factors[0], factors[1]))
+        """Reduce each side of the image by its own integer factor: the first step of ``resize``."""
+        return reduce_picture(image, self.size, self.fit)
 
     def resize(self, image: Image.Image, reduced: Image.Image | None = None) -> NDArray[np.uint8]:
         """Resize one RGB image to (3, size, size).
@@ -181,17 +178,7 @@ class PixelInput(ImageInput):
         Args:
             reduced: result of ``reduce`` for the image, if it was computed before.
         """
-        original = image.size
-        if self.fit == "crop":
-            image = image.crop(self.visible_box(*image.size))
-        elif (image := reduced or self.reduce(image)).size != original:
-            # The last row and column of a reduced image may cover fewer pixels than the others.
-            factors = [int(side / self.size / REDUCING_GAP) or 1 for side in original]
-            part = (0, 0, original[0] / factors[0], original[1] / factors[1])
-            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, part)
-        if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=REDUCING_GAP)
-        return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+        return resize_picture(image, self.size, self.fit, reduced)
 
     def load(
         self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES
@@ -225,12 +212,12 @@ class PixelInput(ImageInput):
 
     def _fill(self, store: FeatureStore, visuals: Visuals, keys: list[str], track: Track) -> bool:
         """Decode missing images into the store; return whether there is room for them."""
-        with store.fill(), worker_threads() as pool:
+        with store.fill():
             todo = list({key: row for row, key in enumerate(keys) if key not in store}.items())
             if self._bytes(len(todo)) > MAX_STORE_SHARE * shutil.disk_usage(store.folder).free:
                 return False
-            images = map_in_order(pool, lambda item: self.resize(visuals.open(item[1])), todo, STORE_PART_IMAGES)
-            decoded = track(images, "decoding images", len(todo))
+            rows = np.array([row for _, row in todo], dtype=np.int64)
+            decoded = track(decode_pictures(visuals, rows, self.size, self.fit), "decoding images", len(todo))
             for start in range(0, len(todo), STORE_PART_IMAGES):
                 part = todo[start : start + STORE_PART_IMAGES]
                 store.append([key for key, _ in part], np.stack([next(decoded) for _ in part]))
@@ -314,10 +301,9 @@ class PixelRows:
         shape = (len(visuals), 3, source.size, source.size)
         if int(np.prod(shape)) <= budget:
             self._cache = np.empty(shape, dtype=np.uint8)
-            with worker_threads() as pool:
-                decoded = pool.map(self._decode, range(len(visuals)))
-                for row, pixels in enumerate(track(decoded, "decoding images", len(visuals))):
-                    self._cache[row] = pixels  # by numpy: a copy by torch would wake all cores, which are decoding
+            decoded = decode_pictures(visuals, np.arange(len(visuals)), source.size, source.fit)
+            for row, pixels in enumerate(track(decoded, "decoding images", len(visuals))):
+                self._cache[row] = pixels  # by numpy: a copy by torch would wake all cores, which are decoding
 
     def __len__(self) -> int:
         return len(self._visuals)
