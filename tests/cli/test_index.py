@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import calligram as package
 from calligram.cli.index import index
 from calligram.cli.main import app
 from calligram.errors import UserError
@@ -116,3 +123,26 @@ def test_errors_say_what_to_do(here, calligram, arguments, message):
         calligram(*arguments)
     assert message in str(refused.value)
     assert not (here / "x" / "library.json").exists()
+
+
+def test_ctrl_c_answers_at_once_and_the_next_run_continues(here, calligram, tmp_path):
+    for number in range(200):
+        pixels = np.random.default_rng(number).integers(0, 255, (300, 300, 3), dtype=np.uint8)
+        (tmp_path / "many").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "many" / f"{number}.png", compress_level=0)
+    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    words = ["index", here / "run", tmp_path / "many", "--out", tmp_path / "library", "--device", "cpu"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "calligram", *words], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        while not (tmp_path / "library").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        _, said = process.communicate(timeout=60)
+        assert time.monotonic() - sent < 2
+    assert process.returncode == 130
+    assert b"stopped; what was committed stays in the library, and the same command continues" in said
+    assert "new" in calligram(*map(str, words))
+    assert len(Library.open(tmp_path / "library")) == 200

@@ -204,3 +204,16 @@ def test_import_runs_the_code_that_the_user_names(tmp_path):
     assert "own-matcher" in done.stdout
     help_text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, env=PLAIN).stdout
     assert "This runs its code" in " ".join(help_text.split())
+
+
+def test_a_shell_completes_verbs_and_options():
+    """Asked as bash asks: the words of the line, and the number of the last one."""
+
+    def complete(line: str) -> list[str]:
+        environment = {**os.environ, "_CALLIGRAM_COMPLETE": "complete_bash", "COMP_WORDS": line}
+        environment["COMP_CWORD"] = str(line.count(" "))
+        done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True)
+        return done.stdout.split()
+
+    assert complete("calligram in") == ["info", "index"]
+    assert complete("calligram index --read") == ["--read-text"]

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
-from calligram.cli.screen import console, errors, progress_bar, show_spinner
+from calligram.cli.screen import console, errors, progress_bar, show_spinner, stop_at_once
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def index(
         _list_problems(problems, engine)
         return
     run, source, out = _choices(run, source, out, offline)
-    with show_spinner("loading") as spinner:
+    stopped = "stopped; what was committed stays in the library, and the same command continues"
+    with stop_at_once(stopped), show_spinner("loading") as spinner:
         with fast_imports():
             import_lancedb_for_command()
             from calligram.device import device_named

@@ -23,6 +23,8 @@ import calligram
 from calligram.errors import UserError, disk_error_number, is_memory_error, unknown
 from calligram.lazy import import_code
 
+COMPLETION_VARIABLE = "_CALLIGRAM_COMPLETE"
+"""environment variable by which a shell asks for completions, or for the code that asks for them"""
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 LANCE_ERROR = re.compile(r"(?i)\s*(lance ?error|lancedb|encountered internal error|external error|io error)")
 """how errors of the tables of a library begin"""
@@ -175,6 +177,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding does not have is no error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if COMPLETION_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         app(prog_name="calligram")
     except UserError as error:

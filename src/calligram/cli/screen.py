@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -27,6 +30,8 @@ if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
 T = TypeVar("T")
 
 PROGRESS_LINE_SECONDS = 10
+INTERRUPTED_STATUS = 130
+"""exit status after Ctrl-C, as shells give it"""
 ROW_LINE_SECONDS = 30
 ROW_STATES = ("failed", "running", "waiting", "done")
 """states of the rows of a study, in the order of the table"""
@@ -359,3 +364,26 @@ def print_localization(found: Localization, title: str) -> None:
 def _row(name: str, d: DirectionMetrics) -> tuple[str, ...]:
     recalls = (f"{value:.1f}" for value in (d.r1, d.r5, d.r10))
     return (name, *recalls, f"{d.medr:.0f}", f"{d.meanr:.1f}", f"{d.map:.1f}", f"{d.map_r:.1f}")
+
+
+@contextmanager
+def stop_at_once(message: str) -> Iterator[None]:
+    """End the process at Ctrl-C, without waiting for its threads; for work that may be killed at any time.
+
+    Args:
+        message: printed at once.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        shown = "\x1b[?25h" if os.isatty(2) else ""  # a spinner hides the cursor
+        os.write(2, f"{shown}\n{message}\n".encode())
+        os._exit(INTERRUPTED_STATUS)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

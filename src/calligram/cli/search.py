@@ -13,7 +13,7 @@ from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
 from calligram.cli.screen import console, errors, show_spinner
-from calligram.errors import UserError, command
+from calligram.errors import UserError
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.query import Query
@@ -300,8 +300,8 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
         table.add_row(str(hit.rank), f"{hit.score:.3f}", " ".join(filter(None, shown)), *text)
     console.print(table, width=None if console.is_terminal else PIPE_WIDTH)
     if not captions and any(hit.path is None for hit in results.hits):
-        exported = command("calligram", "export", searcher.library.folder, "--query", "TEXT", "--out", "FOLDER")
-        console.print(f"hits without a path are inside other files; {exported} writes them as files", style="dim")
+        export = shlex.join(["calligram", "export", str(searcher.library.folder), "--query", "TEXT", "--out", "FOLDER"])
+        console.print(f'hits without a path are inside other files; "{export}" writes them as files', style="dim")
     if results.below_cutoff:
         console.print(_more(results))
     if results.depth:

@@ -31,7 +31,7 @@ def serve(
         Path | None, typer.Argument(help='Folder of a library; the default is that of "calligram index FOLDER".')
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Addresses other than loopback need --token or --open.")
+        str, typer.Option(help="Address to listen on. Addresses other than loopback need --token or --without-token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free port.")] = 8000,
     token: Annotated[
@@ -43,7 +43,8 @@ def serve(
         ),
     ] = None,
     open_: Annotated[
-        bool, typer.Option("--open", help="Give access without a token to everyone who can reach the address.")
+        bool,
+        typer.Option("--without-token", "--open", help="Give access to everyone who can reach the address."),
     ] = False,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Another name of this machine; may be repeated.", metavar="NAME")
@@ -97,7 +98,7 @@ def serve(
     address = Address(host, port)
     if not (address.is_loopback or token or open_):
         raise UserError(
-            f"other machines can reach {host}; protect it with --token, give everyone access with --open, "
+            f"other machines can reach {host}; protect it with --token, give everyone access with --without-token, "
             "or leave --host at 127.0.0.1"
         )
     if collection is not None and not (address.is_loopback or token):
