@@ -27,6 +27,7 @@ BELOW_ALL = (
     "device",
     "hub",
     "lazy",
+    "notebook",
     "__init__",
 )
 FORBIDDEN = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +19,10 @@ from calligram.checksums import check_files
 from calligram.data.draft import MetadataValue
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
-from calligram.data.pictures import StoredPictures
+from calligram.data.pictures import PictureError, StoredPictures
 from calligram.errors import UserError, command, unknown
 from calligram.files import parts_hash, remove_leftovers
+from calligram.notebook import html_picture, html_table
 from calligram.records import anything, check_object, integer, list_of, map_of, read_object, record, text
 
 Ints = NDArray[np.int64]
@@ -34,6 +37,8 @@ ADDED_REVISION, ADDED_TIME = "added.revision", "added.when"
 CAPTION_COLUMNS = ("id", "text", ADDED_REVISION, ADDED_TIME)
 SPLIT_REVISION = "split.revision"
 """column of ``images``: the revision that assigned the split; null where the source gave the split"""
+SHOWN_SAMPLES = 8
+"""pictures of a collection that a notebook shows"""
 IMPORT_AGAIN = "import the collection again"
 FILE_NAME = text(r"(?!/)(?!.*(^|/)\.\.(/|$))[^\x00]+", "the path of a file in the collection")
 FILE_RECORD = text("[0-9a-f]{8} [0-9]+", "a checksum and a size")
@@ -107,6 +112,18 @@ class Collection:
     def name(self) -> str:
         """Short name of the collection, used in results."""
         return str(self.manifest["name"])
+
+    def _repr_html_(self) -> str:
+        """Counts and some pictures, for a notebook."""
+        counts: Any = self.manifest.get("counts", {})
+        cells = []
+        for row, id in enumerate(self.table("images").column("id").to_pylist()[:SHOWN_SAMPLES]):
+            try:
+                cells.append(html_picture(self.pictures.open(row), str(id)))
+            except PictureError:  # features without pictures
+                cells.append(html_picture(None, str(id)))
+        rows = [(name, f"{count:,}") for name, count in counts.items() if count]
+        return f"<p><b>{escape(self.name)}</b></p>{html_table(['table', 'rows'], rows)}{''.join(cells)}"
 
     @property
     def generated(self) -> bool:

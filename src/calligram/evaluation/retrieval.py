@@ -30,6 +30,7 @@ from calligram.evaluation.recall import (
 from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
+from calligram.notebook import html_table
 from calligram.progress import Track, silent
 from calligram.vectors import unit_length
 
@@ -82,6 +83,30 @@ class RetrievalReport:
     """cost and recall of the first stage, where only candidates were scored"""
     alone: tuple[Retrieval, ...] = ()
     """each ensemble member on its own"""
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Measure, recalls and median ranks as a table for people."""
+        rows = []
+        for name in ("retrieval", "oracle", "true", "chance"):
+            part: Retrieval | None = getattr(self, name)
+            for label, side in (("image to text", "i2t"), ("text to image", "t2i")) if part is not None else ():
+                found: DirectionMetrics = getattr(part, side)
+                title = label if name == "retrieval" else f"{label}, {'all true pairs' if name == 'true' else name}"
+                values = (f"{value:.1f}" for value in (found.r1, found.r5, found.r10, found.medr))
+                rows.append((title, *values))
+        return rows
+
+    def __str__(self) -> str:
+        """The recalls in percent, one direction a line."""
+        head = f"{self.images:,} images, {self.texts:,} texts; rsum {self.retrieval.rsum:.1f}"
+        lines = [f"{title:24} R@1 {r1:>5}  R@5 {r5:>5}  R@10 {r10:>5}  median rank {medr}" for title, r1, r5, r10, medr in self._rows()]  # fmt: skip  # noqa: E501
+        return "\n".join((head, *lines))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = f"{self.images:,} images, {self.texts:,} texts; rsum {self.retrieval.rsum:.1f}"
+        return f"<p>{head}</p>" + html_table(["", "R@1", "R@5", "R@10", "median rank"], self._rows())
 
     def as_dict(self) -> dict[str, object]:
         """Return JSON values, with ``i2t``, ``t2i`` and ``rsum`` at the top level."""

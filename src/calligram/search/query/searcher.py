@@ -15,6 +15,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
+from calligram.notebook import ShownHits
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, load_encoders, unit_vectors
 from calligram.search.library.word_lists import KeywordHit
@@ -63,7 +64,7 @@ class Hit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Results:
+class Results(ShownHits):
     """The hits of a search, best first."""
 
     hits: tuple[Hit, ...]
@@ -80,8 +81,7 @@ class Results:
     truncated_words: int = 0
     """words of the query beyond the longest text that the matcher reads"""
     recall: float | None = None
-    """share of the ten nearest items that a search of this library finds, as measured when it was indexed; None where
-    all items were compared"""
+    """measured share of the ten nearest items that a search of this library finds; None where all were compared"""
 
 
 class Searcher:
