@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from calligram.cli.screen import console, progress_bar, show_spinner
+from calligram.errors import command
 from calligram.files import replace_text
 
 if TYPE_CHECKING:
