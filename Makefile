@@ -8,8 +8,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 .PHONY: demo test quick check chromium format bench soak hostile report docs clean
 
+# With photographs beside the checkout (CALLIGRAM_ASSETS), the demo shows these; else drawn scenes.
+PHOTOGRAPHS := $(if $(CALLIGRAM_ASSETS),$(if $(wildcard $(CALLIGRAM_ASSETS)/flickr8k),--photographs $(CALLIGRAM_ASSETS)))
+
 demo: .venv/serve  ## set up, draw scenes, train, measure, index, serve; SERVE=0 stops before serving
-	$(BIN)/calligram demo $(if $(filter 0,$(SERVE)),--no-serve)
+	$(BIN)/calligram demo $(PHOTOGRAPHS) $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: check chromium  ## set up, then lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -41,15 +41,35 @@ def test_without_the_extra_the_error_says_how_to_install_it(calligram, tmp_path,
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_makes_a_library_of_new_scenes(tmp_path, monkeypatch):
-    from calligram.cli import data
+SMALL = ["epochs=1", "batch=32", "dim=8", "text.hidden=8", "text.word_dim=8"]
+
+
+def test_the_demo_makes_a_library_of_new_scenes(tmp_path, monkeypatch, calligram):
+    from calligram.cli import serve as demo
     from calligram.search.library.library import Library
 
-    monkeypatch.setattr(data, "DEMO_TRAINING_SIDE", 24)
-    monkeypatch.setattr(data, "DEMO_LIBRARY_IMAGES", 30)
-    monkeypatch.setattr(data, "DEMO_LIBRARY_SIDE", 40)
-    small = ["epochs=1", "batch=32", "dim=8", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
-    data.demo(tmp_path, images=500, set_=small, serve=False)
+    monkeypatch.setattr(demo, "SCENES_SIDE", 24)
+    monkeypatch.setattr(demo, "LIBRARY_IMAGES", 30)
+    monkeypatch.setattr(demo, "LIBRARY_SIDE", 40)
+    settings = [word for setting in (*SMALL, "image.channels=4") for word in ("--set", setting)]
+    done = calligram("demo", "--out", tmp_path, "--images", 500, *settings, "--no-serve")
+    assert done.returncode == 0, done.stderr
     assert len(Library.open(tmp_path / "library")) == 30
-    data.index_new_scenes(tmp_path, seed=0)
+    assert re.findall(r"^(\d)\. .*\(\d+ s\)$", done.stdout, re.MULTILINE) == ["1", "2", "3", "4", "5"]
+    assert done.stdout.count("\n  calligram ") == 3
+    demo.index_library(tmp_path, demo.new_scenes(tmp_path, seed=0))
     assert len(Library.open(tmp_path / "library")) == 30
+
+
+def test_the_demo_shows_real_photographs_where_they_are(tmp_path, monkeypatch, assets):
+    from calligram.cli import serve as demo
+    from calligram.search.library.library import Library
+
+    monkeypatch.setattr(demo, "PHOTOGRAPHS", {"train": 12, "dev": 4, "test": 4})
+    monkeypatch.setattr(demo, "LIBRARY_IMAGES", 6)
+    demo.demo(tmp_path, photographs=assets, set_=SMALL, serve=False)
+    library = Library.open(tmp_path / "library")
+    assert len(library) == 6
+    assert library.item(library.sample(1)[0]).captions
+    with pytest.raises(UserError, match="leave out --photographs"):
+        demo.demo(tmp_path / "other", photographs=tmp_path, serve=False)

@@ -59,3 +59,14 @@ def test_a_stopped_training_prints_how_to_continue(tiny, small, tmp_path):
             process.kill()
     assert process.returncode == 130, complained
     assert f"stopped; the same command with --resume continues {out}" in printed.replace("\n", "")
+
+
+def test_a_list_can_be_narrowed_to_a_word_and_an_unknown_one_gets_a_suggestion(calligram):
+    lines = calligram("list", "scan").stdout.splitlines()
+    names = [line.split()[1] for line in lines if line.startswith(("preset", "matcher", "term", "format"))]
+    assert names[0] == "aoq-scan-paper"
+    assert {"scan", "scan-release"} <= set(names)
+    assert "two-branch" not in names
+    refused = calligram("list", "scann")
+    assert refused.returncode == 2
+    assert "unknown name 'scann'; did you mean 'scan'?" in refused.stderr

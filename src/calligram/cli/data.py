@@ -1,20 +1,16 @@
-"""``calligram scenes``, ``calligram import``, ``calligram info`` and ``calligram demo``."""
+"""``calligram scenes``, ``calligram import`` and ``calligram info``."""
 
 from __future__ import annotations
 
 import json
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from calligram.cli.screen import console, print_report, progress_bar, styled
-from calligram.cli.serve import open_server
+from calligram.cli.screen import console, progress_bar
 from calligram.errors import UserError
-from calligram.extras import install_command, missing_modules
 
 
 class SceneKind(StrEnum):
@@ -205,91 +201,3 @@ def _print_counts(library: Path, by: CountGrouping, as_json: bool, engine: str |
 
 BAR_CHARACTERS = 40
 """length of the longest bar of counts"""
-
-DEMO_TRAINING_SIDE = 88
-"""side of the training images in pixels; with it, 2 cores train in less than four minutes"""
-DEMO_LIBRARY_IMAGES, DEMO_LIBRARY_SIDE = 1000, 256
-"""number of images in the library, and their side in pixels"""
-
-
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the collection, the run and the pictures.")] = Path("demo"),
-    images: Annotated[
-        int, typer.Option(min=500, help="Number of scenes; 200 of them are for dev and 200 for test.")
-    ] = 8400,
-    seed: Annotated[int, typer.Option(help="Seed of the scenes and of training.")] = 0,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of preset vse, as key=value; may be repeated.")
-    ] = None,
-    serve: Annotated[bool, typer.Option(help="Serve the search page at the end.")] = True,
-    port: Annotated[int, typer.Option(help="Port of the page. If it is taken, another one is used.")] = 8000,
-) -> None:
-    """Generate scenes, train a matcher, compare it with an oracle, index new scenes, and serve the search page."""
-    from calligram.data.collection import MANIFEST, Collection
-    from calligram.device import device_named
-    from calligram.evaluation.figures import draw_sheet
-    from calligram.evaluation.retrieval import evaluate_retrieval
-    from calligram.recipes.catalog import find_preset
-    from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.run import RunContext, run_preset
-    from calligram.scenes.generate import generate_scenes
-    from calligram.training.runs import Run, draw_curves
-
-    began = time.perf_counter()
-    folder = out / "scenes"
-    if (folder / MANIFEST).is_file():
-        collection = Collection.open(folder)
-    else:
-        splits = (1 - 400 / images, 200 / images, 200 / images)
-        collection = generate_scenes(
-            folder, images=images, seed=seed, size=DEMO_TRAINING_SIDE, splits=splits, track=progress_bar
-        )
-    console.print(styled("1.", "bold"), f"{images} scenes with captions: {folder}")
-    preset = find_preset("vse")
-    settings = resolve(preset.defaults, ["epochs=6", f"image.size={DEMO_TRAINING_SIDE}", f"seed={seed}", *(set_ or [])])
-    run_folder = out / "run"
-    context = RunContext(device_named(), track=progress_bar)
-    run_preset(preset, settings, collection, run_folder, resume=run_folder.exists(), context=context)
-    draw_curves(run_folder)
-    console.print(styled("2.", "bold"), f"trained: {run_folder} (curves.png, metrics.jsonl)")
-    matcher, inputs = Run.open(run_folder).load()
-    pairing = collection.sentences("test")
-    report = evaluate_retrieval(matcher.to(context.device), inputs, pairing)
-    draw_sheet(matcher, inputs, pairing, out / "found.png")
-    print_report(report, Text.assemble(("3.", "bold"), f" measured on {report.images} test images"))
-    console.print(styled("4.", "bold"), f"captions with their first five images: {out / 'found.png'}")
-    if missing := missing_modules("lancedb", "fastapi", "uvicorn"):
-        console.print(f"the search page needs {', '.join(missing)}; install it with: {install_command('serve')}")
-        serve = False
-    else:
-        index_new_scenes(out, seed)
-        console.print(styled("5.", "bold"), f"{DEMO_LIBRARY_IMAGES} new scenes are indexed: {out / 'library'}")
-    console.print(f"{time.perf_counter() - began:.0f} seconds")
-    if serve:
-        serve_locally(out / "library", port)
-
-
-def index_new_scenes(out: Path, seed: int) -> None:
-    """Generate larger scenes with another seed, and index them."""
-    from calligram.data.collection import MANIFEST
-    from calligram.scenes.generate import generate_scenes
-    from calligram.search.indexing.run import index_source
-    from calligram.search.library.matchers import LibraryMatchers
-
-    folder = out / "new-scenes"
-    if not (folder / MANIFEST).is_file():
-        generate_scenes(folder, images=DEMO_LIBRARY_IMAGES, seed=seed + 1, size=DEMO_LIBRARY_SIDE, track=progress_bar)
-    library = out / "library"
-    # After a new training, the library must be built again with the new matcher.
-    models = LibraryMatchers.load(out / "run")
-    index_source(models, folder, library, rebuild=library.exists() and not models.indexed(library), track=progress_bar)
-
-
-def serve_locally(library: Path, port: int) -> None:
-    """Serve the page to this machine until Ctrl-C."""
-    from calligram.serve.settings import Address, ServerSettings
-
-    with open_server(library, Address("127.0.0.1", port).or_any_port(), ServerSettings()) as server:
-        address = styled(server.address.url, "bold")
-        console.print(styled("6.", "bold"), "search page:", address, " (Ctrl-C stops it)", soft_wrap=True)
-        server.run()

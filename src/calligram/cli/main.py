@@ -31,7 +31,7 @@ LANCE_ERROR = re.compile(r"(?i)\s*(lance ?error|lancedb|encountered internal err
 LANCE_NAMESPACE_PACKAGES = ("lance_namespace", "lance_namespace_urllib3_client")
 VERBS = {
     "Try everything": {
-        "demo": ("data:demo", "Generate scenes, train and measure a matcher, serve a page"),
+        "demo": ("serve:demo", "Generate scenes, train and measure a matcher, serve a page"),
     },
     "Data": {
         "import": ("data:import_", "Read captioned images into a collection"),

@@ -91,29 +91,36 @@ def given_settings(started_by: str) -> tuple[list[str], Path | None]:
     return found["--set"], Path(found["--config"][-1]) if found["--config"] else None
 
 
-def list_() -> None:
+def list_(
+    word: Annotated[str, typer.Argument(help="Only names and descriptions with this word.", show_default=False)] = "",
+) -> None:
     """List presets, matchers, terms, data formats and papers."""
     from calligram.data.readers.catalog import READERS
+    from calligram.errors import unknown
     from calligram.models.catalog import MATCHERS
     from calligram.recipes.catalog import PRESETS
     from calligram.recipes.parts.terms import TERMS
     from calligram.studies.catalog import STUDIES
 
+    rows = [("preset", name, preset.description) for name, preset in PRESETS.items()]
+    rows += [("matcher", name, _first_line(kind.matcher)) for name, kind in MATCHERS.items()]
+    rows += [("term", name, _first_line(term)) for name, term in TERMS.items()]
+    rows += [("format", name, f"calligram import {name} SOURCE DEST") for name in READERS]
+    rows += [
+        ("paper", name, f"claims: {len(study.claims)}; run them with: calligram reproduce {name} COLLECTION")
+        for name, study in STUDIES.items()
+    ]
+    wanted = word.casefold()
+    # Names come before descriptions: "scan" is the matcher first, and what mentions it second.
+    found = [row for row in rows if wanted in row[1]]
+    found += [row for row in rows if wanted not in row[1] and wanted in row[2].casefold()]
+    if not found:
+        raise unknown("name", word, [row[1] for row in rows])
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for wraps in (False, False, True):  # a name is typed again, so it stays in one piece
         table.add_column(no_wrap=not wraps)
-    for name, preset in PRESETS.items():
-        table.add_row("preset", name, preset.description)
-    for name, kind in MATCHERS.items():
-        table.add_row("matcher", name, _first_line(kind.matcher))
-    for name, term in TERMS.items():
-        table.add_row("term", name, _first_line(term))
-    for name in READERS:
-        table.add_row("format", name, f"calligram import {name} SOURCE DEST")
-    for name, study in STUDIES.items():
-        table.add_row(
-            "paper", name, f"claims: {len(study.claims)}; run them with: calligram reproduce {name} COLLECTION"
-        )
+    for row in found:
+        table.add_row(*row)
     console.print(table)
 
 

@@ -29,6 +29,18 @@ def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
 
     In both layouts, the id of an image is its file name without suffix.
     """
+    draft, captions_of = read_images_and_captions(source, problems)
+    entities = first_file([source.folder], *ENTITIES_FILES)
+    if entities is None and (source.folder / "Sentences").is_dir():
+        entities = source.folder
+    if entities is not None:
+        join_entities(draft, captions_of, read_entities(entities, problems), problems)
+        draft.about["entities"] = "Flickr30K Entities, Plummer et al. (2015)"
+    return draft
+
+
+def read_images_and_captions(source: ImportSource, problems: Problems) -> tuple[Draft, dict[str, list[CaptionRecord]]]:
+    """Read either layout without Entities; also returns the captions of each image."""
     folders = [source.folder, source.folder / "Flickr8k_text"]
     rows = _caption_rows(folders, problems)
     pictures = _pictures(source, problems)
@@ -40,14 +52,7 @@ def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
             draft.images.append(ImageRecord(image, pictures[image], splits.get(image), size=sizes.get(image)))
         else:
             problems.skip("missing image file", image, "captions or a split name it")
-    captions_of = _add_captions(draft, rows)
-    entities = first_file([source.folder], *ENTITIES_FILES)
-    if entities is None and (source.folder / "Sentences").is_dir():
-        entities = source.folder
-    if entities is not None:
-        join_entities(draft, captions_of, read_entities(entities, problems), problems)
-        draft.about["entities"] = "Flickr30K Entities, Plummer et al. (2015)"
-    return draft
+    return draft, _add_captions(draft, rows)
 
 
 def _add_captions(draft: Draft, rows: CaptionLines) -> dict[str, list[CaptionRecord]]:
