@@ -9,15 +9,16 @@ import contextlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from calligram.device import compile_enabled
 from calligram.errors import UserError
+from calligram.extras import require
 from calligram.hub import look_for_hub
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,57 @@ def _run_as_it_is(layers: list[nn.Module], run: Callable[[], Any]) -> Any:
         return run()
     with torch.compiler.set_stance("force_eager"):
         return run()
+
+
+ADAPTER_SCALE = 2.0
+"""factor on the product of an adapter's matrices (alpha / rank); constant, so that weights tell how to merge them"""
+BASE_PART, DOWN_PART, UP_PART = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+"""parts of the names of weights that ``peft`` gives to a layer and to the two matrices of its adapter"""
+
+
+def add_adapters(model: nn.Module, rank: int) -> None:
+    """Add a LoRA adapter to every linear layer of a model (Hu et al., 2022); only adapters are then trained.
+
+    A layer W becomes W + 2 B A with matrices of ``rank`` columns and rows. B begins with zeros, so that nothing changes
+    before the first step.
+
+    Raises:
+        UserError: when ``peft`` is not installed, or the model has no linear layer.
+    """
+    peft = require("peft", extra="lora", purpose="training with adapters")
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not names:
+        raise UserError(
+            f"{type(model).__name__} has no linear layer for an adapter; leave out image.lora and text.lora"
+        )
+    config = peft.LoraConfig(r=rank, lora_alpha=ADAPTER_SCALE * rank, lora_dropout=0.0, target_modules=names)
+    peft.inject_adapter_in_model(config, model)
+    model.adapter_rank = rank  # type: ignore[assignment]  # training looks for it: the other weights are fixed
+
+
+def merged_adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with adapters added to their layers, under the names that the model has without adapters."""
+    merged = {}
+    for name, value in weights.items():
+        if name.endswith((DOWN_PART, UP_PART)):
+            continue
+        layer, base, _ = name.partition(BASE_PART)
+        if base and name.endswith(".weight") and layer + UP_PART in weights:
+            up, down = weights[layer + UP_PART], weights[layer + DOWN_PART]
+            value = value + (ADAPTER_SCALE * up.float() @ down.float()).to(value.dtype)
+        merged[name.replace(BASE_PART, ".")] = value
+    return merged
+
+
+def load_merged_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load weights without adapters into a module that may have them; its adapters then begin with zeros again."""
+    state = module.state_dict()
+    for name, value in state.items():
+        if name.endswith(UP_PART):
+            value.zero_()
+        elif not name.endswith(DOWN_PART):
+            state[name] = weights[name.replace(BASE_PART, ".")]
+    module.load_state_dict(state)
 
 
 def _without_ignored_keys(content: dict[str, Any]) -> dict[str, Any]:

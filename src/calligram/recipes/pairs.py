@@ -27,7 +27,13 @@ from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.run_settings import RARE, Dim, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.schedule import Schedule, trained_stages
 from calligram.recipes.parts.terms import TERMS, InfoNCE, Term
-from calligram.recipes.parts.tower_settings import ImageSettings, TextSettings, Towers
+from calligram.recipes.parts.tower_settings import (
+    ImageSettings,
+    TextSettings,
+    Towers,
+    adapter_ranks,
+    add_tower_adapters,
+)
 from calligram.training.batches.batch import ExtraPairs
 from calligram.training.loop import Evaluate
 
@@ -300,6 +306,8 @@ def plan_composition(
         matcher, inputs = join_matchers(members, towers, shared=shared), towers.inputs
     if towers is None:
         matcher.measure_vectors(*inputs.texts.texts(train.texts.strings[:1]))
+    if any(ranks := adapter_ranks([(own.image, own.text) for own in (settings, *(own for _, own in stages))])):
+        add_tower_adapters(matcher, ranks)
     _check_candidates(settings, matcher)
     schedule = Schedule(settings, train, captions, pseudo, inputs, towers, matcher, members, context, temperature)
     evaluate = None

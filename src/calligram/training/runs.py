@@ -21,6 +21,7 @@ from torch import Tensor
 from calligram.errors import UserError
 from calligram.extras import install_command
 from calligram.features.inputs import Inputs
+from calligram.features.transformers_models import merged_adapters
 from calligram.files import (
     LOCK_FILE,
     NEW_FOLDER,
@@ -177,8 +178,9 @@ class Run:
         return load_from_run(self.folder)
 
     def save_best(self, weights: Mapping[str, Tensor]) -> None:
-        """Save the weights with the best dev result."""
-        _save_tensors(weights, self.folder / WEIGHTS_FILE)
+        """Save the weights with the best dev result; adapters are merged, so that the run loads without ``peft``."""
+        merged = merged_adapters(weights) if any(".lora_" in name for name in weights) else weights
+        _save_tensors(merged, self.folder / WEIGHTS_FILE)
 
     def log(self, row: Mapping[str, object]) -> None:
         """Append one line of metrics."""
@@ -365,10 +367,7 @@ def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[i
             if name.endswith("_error"):
                 epochs = found.setdefault(name, {})
                 epochs.setdefault((row["stage"], row["epoch"]), []).append((row["step"], row[name]))
-    return {
-        name: [(logged[-1][0], mean(value for _, value in logged)) for logged in epochs.values()]
-        for name, epochs in found.items()
-    }
+    return {name: [(own[-1][0], mean(v for _, v in own)) for own in each.values()] for name, each in found.items()}
 
 
 class TensorBoardWriter:
@@ -377,13 +376,13 @@ class TensorBoardWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer_class: Any = None
+        self._writer: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter
+
+            self._writer_class = SummaryWriter
         except ImportError:
             log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
-        else:
-            self._writer_class = SummaryWriter
-        self._writer: Any = None
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""

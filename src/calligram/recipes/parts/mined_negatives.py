@@ -16,6 +16,7 @@ from calligram.data.pairing import Pairing
 from calligram.evaluation.mine import list_length, mine_pairing
 from calligram.evaluation.recall import encode_pairing, load_pairing
 from calligram.features.inputs import Inputs
+from calligram.features.transformers_models import load_merged_weights
 from calligram.files import replace_file
 from calligram.models import catalog
 from calligram.models.catalog import MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
@@ -112,8 +113,10 @@ class MinedNegatives:
         if fresh:
             self._mine(run)
             if weights is None:
-                weights = catalog.load(run.folder / MATCHER_FILE, run.folder / self.weights).state_dict()
-            matcher.load_state_dict(weights)
+                best = catalog.load(run.folder / MATCHER_FILE, run.folder / self.weights).state_dict()
+                load_merged_weights(matcher, best)
+            else:
+                matcher.load_state_dict(weights)
         self.use_lists(matcher, run, fresh)
         return fresh
 

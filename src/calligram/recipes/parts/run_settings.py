@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,9 +123,13 @@ def convert(raw: object, kind: Any) -> object:
     """Convert text, or a value of TOML or JSON, to a type; raise ValueError or TypeError where that is impossible."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "")):
+        if type(None) in inside and (raw is None or (isinstance(raw, str) and raw.lower() in ("none", ""))):
             return None
-        return convert(raw, next(k for k in inside if k is not type(None)))
+        *others, last = (k for k in inside if k is not type(None))
+        for other in others:
+            with contextlib.suppress(ValueError, TypeError):
+                return convert(raw, other)
+        return convert(raw, last)
     if origin is Literal:
         if raw not in inside:
             raise ValueError

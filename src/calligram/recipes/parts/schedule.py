@@ -158,7 +158,7 @@ class Schedule:
 
     def _frozen(self, own: PairsSettings) -> bool:
         """Whether the backbone that other stages train is frozen in this one, so that its features are stored."""
-        return self.towers is not None and self.towers.image.train and not own.image.train
+        return self.towers is not None and bool(self.towers.image.train) and not own.image.train
 
     # Objectives
 

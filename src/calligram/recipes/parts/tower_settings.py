@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from torch import nn
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
@@ -31,6 +34,10 @@ DEFAULT_IMAGE_SIZE = 96
 DEFAULT_WORD_DROPOUT = 0.1
 """share of words where text.word_dropout is none"""
 
+RANK_NOTE = "a number from 2 on is the rank of adapters (LoRA) that are trained in place of its weights"
+Rank = bool | int
+"""whether a model is trained, or the rank of its adapters"""
+
 
 @dataclass(frozen=True)
 class ImageSettings:
@@ -38,7 +45,7 @@ class ImageSettings:
 
     backbone: Annotated[str, "folder or hub name of a vision model; empty for a small CNN or for image.features"] = ""
     features: Annotated[str, "name of feature arrays stored with the collection, used instead of pixels"] = ""
-    train: Annotated[bool, "train the backbone instead of storing its features once"] = False
+    train: Annotated[Rank, f"train the backbone instead of storing its features once; {RANK_NOTE}", (0, 4096)] = False
     size: Annotated[
         int,
         "side of the square input image in pixels; 0 for the size of the backbone, or 96 for the CNN",
@@ -128,7 +135,7 @@ class TextSettings:
         Literal["gru", "lstm", "cnn", "vectors"],
         "text tower without an encoder: a GRU, LSTM or CNN over a word table, or fitted text vectors (vectors)",
     ] = "gru"
-    train: Annotated[bool, "train the encoder instead of storing its states once"] = False
+    train: Annotated[Rank, f"train the encoder instead of storing its states once; {RANK_NOTE}", (0, 4096)] = False
     vectors: Annotated[
         str, "file of word vectors that initialize the word table, or that text vectors are fitted on; empty for none"
     ] = ""
@@ -192,6 +199,48 @@ class TextSettings:
             )
         if self.encoder and self.network == "cnn":
             raise UserError("text.network=cnn and text.encoder are two different text towers; give one of them")
+
+
+def adapter_ranks(trained: Sequence[tuple[ImageSettings, TextSettings]]) -> tuple[int, int]:
+    """Return the ranks of the adapters of images and texts over all stages; 0 for none.
+
+    Raises:
+        UserError: when one stage trains adapters and another all weights, or ranks differ.
+    """
+    ranks = []
+    for side in (0, 1):
+        values = {each[side].train for each in trained if each[side].train}
+        if len(values) > 1:
+            name = ("image", "text")[side]
+            raise UserError(f"{name}.train must be the same in all stages that train it: one rank of adapters, or true")
+        ranks.append(next((int(value) for value in values if value is not True), 0))
+    return ranks[0], ranks[1]
+
+
+def add_tower_adapters(matcher: nn.Module, ranks: tuple[int, int]) -> None:
+    """Add adapters of these ranks to the transformers models of a matcher: of images, and of texts.
+
+    Raises:
+        UserError: when there is no such model.
+    """
+    from calligram.features.texts.text_encoder import TextEncoder
+    from calligram.features.transformers_models import add_adapters
+    from calligram.models.pretrained import Pretrained
+
+    found: tuple[list[nn.Module], list[nn.Module]] = [], []
+    for module in list(matcher.modules()):
+        if isinstance(module, Backbone | TextEncoder):
+            found[isinstance(module, TextEncoder)].append(module.model)
+        elif isinstance(module, Pretrained):
+            found[0].append(module.model.vision_model)
+            found[1].append(module.model.text_model)
+    for side, name, rank, models in zip(("image", "text"), ("backbone", "encoder"), ranks, found, strict=True):
+        if rank and not models:
+            raise UserError(
+                f"{side}.train={rank} needs a transformers model; give {side}.{name}=, or matcher=pretrained"
+            )
+        for model in models if rank else ():
+            add_adapters(model, rank)
 
 
 def need_features(image: ImageSettings, what: str) -> None:

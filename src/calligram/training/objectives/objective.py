@@ -302,8 +302,10 @@ def parameter_groups(
     """
     check_parameter_groups(matcher, (*lr_scale, *frozen))
     by_factor: dict[float, list[nn.Parameter]] = {}
+    adapted = tuple(f"{name}." for name, part in matcher.named_modules() if hasattr(part, "adapter_rank"))
     for name, parameter in matcher.named_parameters():
-        fixed = any(name.startswith(f"{part}.") for part in frozen)
+        fixed = name.startswith(tuple(f"{part}." for part in frozen))
+        fixed = fixed or (name.startswith(adapted) and ".lora_" not in name)  # of these, only adapters are trained
         parameter.requires_grad_(not fixed)
         if not fixed:
             within = [part for part in lr_scale if name.startswith(f"{part}.")]
