@@ -11,7 +11,7 @@ from calligram.data.pairing import Pairing, Texts, Visuals
 class Gradients:
     """Pictures whose every pixel says where it is: red is x, green is y, blue the image's row."""
 
-    def open(self, row: int) -> Image.Image:
+    def open(self, row: int, side: int = 0) -> Image.Image:
         y, x = np.mgrid[0:20, 0:30]
         return Image.fromarray(np.stack([x, y, np.full_like(x, row)], axis=-1).astype(np.uint8))
 

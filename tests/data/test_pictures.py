@@ -17,7 +17,7 @@ from PIL import Image
 
 from calligram.data.pictures import PictureError, decode, exif_columns, probe
 from calligram.data.sheet import letters
-from calligram.picture_formats import PICTURE_FORMATS
+from calligram.picture_formats import PICTURE_FORMATS, upright_size
 
 LEFT, RIGHT = (250, 20, 20), (20, 20, 250)
 
@@ -82,6 +82,48 @@ def test_a_truncated_picture_is_refused_by_probe_and_decode(kind: str) -> None:
     for read in (probe, decode):
         with pytest.raises(PictureError):
             read(data[: len(data) // 2])
+
+
+def large_jpeg(width: int, height: int, **options: object) -> bytes:
+    """A smooth picture with some edges, as photographs are."""
+    y, x = np.mgrid[:height, :width]
+    pixels = np.stack([127 + 100 * np.sin(x / 90), 127 + 100 * np.cos(y / 70), (x // 200 + y // 150) % 2 * 200], axis=2)
+    stream = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(stream, "JPEG", quality=92, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("side", "size"), [(0, (1601, 1200)), (601, (1601, 1200)), (600, (801, 600)), (288, (401, 300)), (10, (201, 150))]
+)
+def test_a_large_jpeg_is_decoded_at_a_part_of_its_size_with_sides_of_at_least_so_many_pixels(
+    side: int, size: tuple[int, int]
+) -> None:
+    data = large_jpeg(1601, 1200)
+    found = decode(data, side)
+    assert found.size == size
+    assert found.mode == "RGB"
+    whole = decode(data).resize(found.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(found, dtype=float) - np.asarray(whole, dtype=float)).mean() < 3
+
+
+def test_a_reduced_jpeg_is_upright_and_other_formats_are_whole() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = large_jpeg(1600, 800, exif=exif)
+    assert decode(data, 200).size == (200, 400)
+    assert upright_size(data) == (800, 1600)
+    assert upright_size(large_jpeg(160, 80)) == (160, 80)
+    stream = io.BytesIO()
+    Image.new("RGB", (1600, 800)).save(stream, "PNG")
+    assert decode(stream.getvalue(), 200).size == (1600, 800)
+
+
+def test_a_truncated_large_jpeg_is_refused_at_every_size() -> None:
+    data = large_jpeg(1600, 1200)
+    for side in (0, 100, 500):
+        with pytest.raises(PictureError):
+            decode(data[: len(data) // 2], side)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

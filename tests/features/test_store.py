@@ -14,9 +14,10 @@ import torch
 
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features.images import backbones, pixels
+from calligram.features.images import backbones, pixels, resize
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
+from calligram.features.images.resize import resize_picture
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import silent
 
@@ -195,7 +196,7 @@ def test_decoded_pictures_are_stored_once_and_read_back(pictures, monkeypatch):
     assert source.store(pictures, budget=100) is None
     assert not list(pictures.pictures.cache.glob("*"))
     assert len(source.store(pictures)) == 6
-    monkeypatch.setattr(PixelInput, "resize", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(resize, "resize_picture", lambda *_: pytest.fail("decoded again"))
     assert source.store(pictures, budget=100) is not None  # all are there
     found = source.load(pictures)
     assert torch.equal(found.take(np.array([4, 0])), decoded)
@@ -226,22 +227,21 @@ def test_many_pictures_are_stored_by_every_run_and_decoded_by_the_first(pictures
 
 def test_a_killed_run_keeps_the_decoded_pictures_of_finished_parts(pictures, monkeypatch):
     monkeypatch.setattr(pixels, "STORE_PART_IMAGES", 2)
-    resize, decoded = PixelInput.resize, []
+    decoded = []
 
-    def killed_at_the_fifth(self, image, reduced=None):
+    def killed_at_the_fifth(image, size, fit):
         decoded.append(image)
         if len(decoded) == 5:
             raise KeyboardInterrupt
-        return resize(self, image, reduced)
+        return resize_picture(image, size, fit)
 
-    monkeypatch.setattr(PixelInput, "resize", killed_at_the_fifth)
+    monkeypatch.setattr(resize, "resize_picture", killed_at_the_fifth)
     monkeypatch.setattr("calligram.data.pictures.core_share", lambda: 1)  # so that they are decoded in order
     with pytest.raises(KeyboardInterrupt):
         PixelInput(16).store(pictures)
     assert stored_parts(pictures) == ["000000.npy", "000001.npy"]
     found = PixelInput(16).store(pictures)
     assert len(decoded) in (7, 8)  # two were left; the sixth may have started before the kill
-    monkeypatch.setattr(PixelInput, "resize", resize)
     for row in range(6):
         assert torch.equal(found.take(np.array([row])), PixelInput(16).images([pictures.open(row)]))
 

@@ -80,8 +80,8 @@ class Pictures(Protocol):
         """The bytes of the picture file."""
         ...
 
-    def open(self, row: int) -> Image.Image:
-        """The decoded image: upright, RGB."""
+    def open(self, row: int, side: int = 0) -> Image.Image:
+        """The decoded image: upright, RGB; a large one perhaps reduced, to sides of at least ``side`` pixels."""
         ...
 
 
@@ -101,9 +101,9 @@ class Visuals:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def open(self, index: int) -> Image.Image:
-        """The image, or the crop of a region."""
-        image = self.pictures.open(int(self.rows[index]))
+    def open(self, index: int, side: int = 0) -> Image.Image:
+        """The image, perhaps reduced to sides of at least ``side`` pixels, or the crop of a region."""
+        image = self.pictures.open(int(self.rows[index]), side if self.boxes is None else 0)
         if self.boxes is None:
             return image
         x0, y0, x1, y1 = self.boxes[index]

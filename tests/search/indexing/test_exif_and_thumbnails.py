@@ -9,7 +9,8 @@ from PIL import ExifTags, Image
 from calligram.data.pictures import decode, exif_columns, is_plain_jpeg
 from calligram.features.images.pixels import PixelInput
 from calligram.search.filters.columns import EXIF_COLUMNS
-from calligram.search.indexing.encode import thumbnail
+from calligram.search.indexing.encode import PictureEncoder, thumbnail
+from calligram.search.indexing.sources import FolderSource
 
 
 def jpeg(
@@ -143,3 +144,21 @@ def test_any_other_is_compressed_again_and_tells_nothing(data):
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0", encoded()[:25], b"\xff\xd8" + b"\xff" * 40])
 def test_a_beginning_is_no_jpeg(data):
     assert not is_plain_jpeg(data)
+
+
+def test_a_large_jpeg_is_indexed_from_a_reduced_one_with_its_own_size_and_a_small_thumbnail(models, tmp_path):
+    y, x = np.mgrid[:900, :1400]
+    pixels = np.stack([127 + 100 * np.sin(x / 90), 127 + 100 * np.cos(y / 70), x % 256], axis=2).astype(np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(pixels).save(tmp_path / "large.jpg", quality=90, exif=exif)
+    Image.fromarray(pixels).transpose(Image.Transpose.ROTATE_270).save(tmp_path / "large.png")
+    source = FolderSource(tmp_path)
+    encoder = PictureEncoder.of(models, source, "cpu")
+    assert encoder.encoder.least_side < 450
+    found = {row["key"]: row for row in encoder.run(source.scan().entries, set())}
+    small, whole = found["large.jpg"], found["large.png"]
+    assert (small["width"], small["height"]) == (whole["width"], whole["height"]) == (900, 1400)
+    one, two = (np.frombuffer(row["vector"], dtype=np.float32) for row in (small, whole))
+    assert one @ two / np.linalg.norm(one) / np.linalg.norm(two) > 0.999
+    assert 240 <= max(Image.open(io.BytesIO(small["jpeg"])).size) <= 480

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
-from calligram.data.pictures import decode, map_batches, worker_threads
+from calligram.data.pictures import map_batches, worker_threads
 from calligram.device import compile_enabled, device_of, network_precision
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
@@ -331,7 +331,8 @@ class BackboneInput(ImageInput):
         return BackboneRows(store, keys)
 
     def _store_description(self) -> dict[str, object]:
-        return {"backbone": self.backbone.fingerprint, "pixels": asdict(self.pixels), "parts": self.parts}
+        pixels = {**asdict(self.pixels), "jpeg": "reduced"}
+        return {"backbone": self.backbone.fingerprint, "pixels": pixels, "parts": self.parts}
 
     def fill(self, store: FeatureStore, visuals: Visuals, track: Track) -> list[str]:
         """Add missing features to a store; return the key of each image."""
@@ -363,7 +364,7 @@ class BackboneInput(ImageInput):
         """Yield features in order; on a GPU, the next batch is decoded while the network runs on the current one."""
 
         def prepare(item: tuple[str, int]) -> tuple[str, NDArray[np.uint8]]:
-            return item[0], self.pixels.resize(decode(visuals.pictures.read(item[1])))
+            return item[0], self.pixels.decode(visuals.pictures.read(item[1]))
 
         ahead = device_of(self.backbone).type != "cpu"
         with worker_threads() as pool:

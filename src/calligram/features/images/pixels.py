@@ -18,11 +18,12 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pairing import Visuals
-from calligram.data.pictures import worker_threads
+from calligram.data.pictures import decode, worker_threads
 from calligram.features.images.resize import (
     REDUCING_GAP,
     Fit,
     decode_pictures,
+    least_side,
     reduce_picture,
     resize_picture,
     visible_box,
@@ -180,6 +181,10 @@ class PixelInput(ImageInput):
         """
         return resize_picture(image, self.size, self.fit, reduced)
 
+    def decode(self, data: bytes) -> NDArray[np.uint8]:
+        """Decode and resize a picture file; large JPEGs are decoded at a part of their size."""
+        return self.resize(decode(data, least_side(self.size)))
+
     def load(
         self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES
     ) -> PixelRows | StoredPixelRows:
@@ -236,7 +241,9 @@ class PixelInput(ImageInput):
         """Return the store of decoded images, and the key of each image."""
         with worker_threads() as pool:
             keys = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), visuals.rows.tolist()))
-        return FeatureStore(visuals.pictures.cache / self._store_name, {"pixels": REDUCING_GAP}, np.uint8), keys
+        return FeatureStore(
+            visuals.pictures.cache / self._store_name, {"pixels": REDUCING_GAP, "jpeg": "reduced"}, np.uint8
+        ), keys
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """Resize raw images to bytes (N, 3, size, size) for ``finish``."""
@@ -309,7 +316,7 @@ class PixelRows:
         return len(self._visuals)
 
     def _decode(self, row: int) -> NDArray[np.uint8]:
-        return self._source.resize(self._visuals.open(row))
+        return self._source.resize(self._visuals.open(row, least_side(self._source.size)))
 
     def take(self, rows: Ints) -> Tensor:
         """Return these images as bytes (N, 3, size, size)."""

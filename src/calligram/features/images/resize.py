@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 import subprocess
 import sys
@@ -80,6 +81,11 @@ def resize_picture(image: Image.Image, size: int, fit: Fit, reduced: Image.Image
     return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
 
+def least_side(size: int) -> int:
+    """Return the least length of the sides of a decoded picture that is resized to a square of ``size``."""
+    return math.ceil(REDUCING_GAP * size)
+
+
 def decode_pictures(visuals: Visuals, rows: Ints, size: int, fit: Fit) -> Iterator[Pixels]:
     """Decode items of ``visuals`` on all cores of this process's share; yield each as (3, size, size), in order.
 
@@ -91,7 +97,7 @@ def decode_pictures(visuals: Visuals, rows: Ints, size: int, fit: Fit) -> Iterat
     if stored is None or cores < MIN_CORES or len(rows) < cores * MIN_PICTURES:
 
         def decode_one(row: int) -> Pixels:
-            return resize_picture(visuals.open(row), size, fit)
+            return resize_picture(visuals.open(row, least_side(size)), size, fit)
 
         with worker_threads() as pool:
             yield from map_in_order(pool, decode_one, rows.tolist(), 2 * BLOCK_PICTURES * cores)
@@ -152,7 +158,8 @@ class _Decoder:
             raise PictureError(str(answer))
         log.debug("a process that decodes pictures has ended; they are decoded here")
         for place, image in enumerate(images):
-            pixels[place] = resize_picture(self._pictures.open(image), self._size, self._fit)
+            picture = self._pictures.open(image, least_side(self._size))
+            pixels[place] = resize_picture(picture, self._size, self._fit)
         return pixels
 
     def close(self) -> None:
@@ -183,7 +190,8 @@ def main(folder: str, size: str, fit: Fit) -> None:
     pictures = Collection.open(Path(folder)).pictures
     for line in sys.stdin.buffer:
         try:
-            pixels = [resize_picture(pictures.open(row), int(size), fit) for row in json.loads(line)]
+            opened = (pictures.open(row, least_side(int(size))) for row in json.loads(line))
+            pixels = [resize_picture(picture, int(size), fit) for picture in opened]
         except PictureError as error:
             sys.stdout.buffer.write(json.dumps(str(error) or "unknown error").encode() + b"\n")
         else:

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pictures import (
+    JPEG_START,
     PictureError,
     core_share,
     decode,
@@ -25,9 +26,11 @@ from calligram.data.pictures import (
     worker_threads,
 )
 from calligram.errors import UserError
+from calligram.features.images.resize import least_side
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
+from calligram.picture_formats import upright_size
 from calligram.progress import Track, silent
 from calligram.search.indexing.sources import PictureSource, ScannedPicture
 from calligram.search.library.matchers import LibraryMatchers
@@ -78,6 +81,12 @@ class ImageEncoder:
     def feature(self) -> str | None:
         """Name of the stored features that it reads instead of pictures."""
         return self._input.stored_name
+
+    @property
+    def least_side(self) -> int:
+        """Least length of the sides of a decoded picture; 0 where the whole picture is needed."""
+        pixels = self._input.pixel_input
+        return 0 if pixels is None or self.feature is not None else least_side(pixels.size)
 
     def reduced(self, image: Image.Image) -> Image.Image | None:
         """The smaller picture that ``prepare`` resizes from, which others can use too; None where there is none."""
@@ -207,13 +216,17 @@ class PictureEncoder:
         return content_hash((data or b"") + stored, CONTENT_HASH_BYTES)
 
     def _prepare(self, row: Row, data: bytes | None, picture: ScannedPicture) -> DecodedPicture:
-        image = None if data is None else decode(data)
         encoders = (self.encoder,) if self.reranker in (None, self.encoder) else (self.encoder, self.reranker)
+        sides = [encoder.least_side for encoder in encoders]
+        side = max(*sides, 3 * THUMBNAIL_PIXELS // 4) if all(sides) else 0
+        image = None if data is None else decode(data, side)
         reduced = [None if image is None else encoder.reduced(image) for encoder in encoders]
         prepared = (e.prepare(image, self.source, picture, r) for e, r in zip(encoders, reduced, strict=True))
         found = DecodedPicture(row, tuple(prepared))
         if data is not None and image is not None:
-            row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image, data, reduced[0])}
+            width, height = upright_size(data) if side and data.startswith(JPEG_START) else image.size
+            row |= {"width": width, "height": height}
+            row["jpeg"] = thumbnail(image, data if image.size == (width, height) else b"", reduced[0])
             row["facts"] = json.dumps(exif_columns(data))
         return found
 
