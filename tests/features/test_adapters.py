@@ -14,7 +14,8 @@ from calligram.features.images.backbones import Backbone
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.features.transformers_models import add_adapters, load_merged_weights, merged_adapters
 from calligram.recipes.fit import fit
-from calligram.recipes.parts.tower_settings import ImageSettings, TextSettings, adapter_ranks
+from calligram.recipes.parts.adapters import adapter_ranks
+from calligram.recipes.parts.tower_settings import ImageSettings, TextSettings
 from calligram.training.objectives.objective import parameter_groups
 from calligram.training.runs import Run, load_run
 

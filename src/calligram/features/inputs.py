@@ -221,6 +221,7 @@ IMAGE_INPUTS: Catalog[type[ImageInput]] = Catalog(
         "backbone": "calligram.features.images.backbones:BackboneInput",
         "regions": "calligram.features.images.region_input:RegionInput",
         "joined-images": "calligram.features.joined_input:JoinedImageInput",
+        "joined-backbones": "calligram.features.joined_input:JoinedBackbones",
     },
     "calligram.image_inputs",
 )

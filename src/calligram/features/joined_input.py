@@ -1,10 +1,11 @@
-"""Inputs that join images with their regions, and sentences with their noun phrases.
+"""Inputs that join images with their regions, sentences with their noun phrases, and features of several backbones.
 
-Matchers that score whole images and regions together use them.
+Matchers that score whole images and regions together use the first two.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 from calligram.data.collection import Collection
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError
+from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import Augment
 from calligram.features.images.region_input import GEOMETRY_DIM, ProposalFeatures, RegionInput
 from calligram.features.inputs import (
@@ -34,6 +36,7 @@ from calligram.features.inputs import (
 )
 from calligram.features.texts.chunker import Chunker
 from calligram.progress import Track, silent
+from calligram.vectors import unit_length
 
 Ints = NDArray[np.int64]
 
@@ -181,6 +184,90 @@ class JoinedTextRows:
         phrase_rows = [np.array(self._phrase_rows[row], dtype=np.int64) for row in rows.tolist()]
         vectors = pad_and_stack(self._sentences.take(rows)[0], [self._phrases.take(own)[0] for own in phrase_rows])
         return vectors, torch.arange(vectors.shape[1]) < torch.from_numpy(self.lengths[rows])[:, None]
+
+
+@dataclass(frozen=True)
+class JoinedBackbones(ImageInput):
+    """Image input (N, D) from several frozen backbones: their vectors side by side.
+
+    The vector of each backbone is scaled to the square root of its dimension, so that its entries are about 1 and none
+    of them decides alone. The features of each backbone are stored as if it were used alone.
+    """
+
+    kind: ClassVar[str] = "joined-backbones"
+
+    members: tuple[BackboneInput, ...]
+
+    @classmethod
+    def of(cls, members: Sequence[BackboneInput]) -> JoinedBackbones:
+        """Join inputs.
+
+        Raises:
+            UserError: when one of them gives grid cells, because those of several backbones show different places.
+        """
+        if any(member.parts != "vector" for member in members):
+            raise UserError(
+                "several backbones give one vector for an image, and this matcher takes its parts; name one backbone"
+            )
+        return cls(tuple(members))
+
+    @property
+    def dim(self) -> int:
+        """Dimension D of the joined vector."""
+        return sum(member.backbone.dim for member in self.members)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write each backbone into a subfolder."""
+        content = []
+        for number, member in enumerate(self.members, 1):
+            (folder / f"backbone-{number}").mkdir(exist_ok=True)
+            content.append(save_input(IMAGE_INPUTS, member, folder / f"backbone-{number}"))
+        return {"members": content}
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedBackbones:
+        """Read what ``save`` wrote."""
+        found = (
+            read_input(IMAGE_INPUTS, "image", folder / f"backbone-{number}", member)
+            for number, member in enumerate(content["members"], 1)
+        )
+        return cls(tuple(found))
+
+    def to(self, device: torch.device | str) -> None:
+        """Move all backbones to a device."""
+        for member in self.members:
+            member.to(device)
+
+    def load(self, visuals: Visuals, track: Track = silent) -> JoinedBackboneRows:
+        """Compute features that the collection's stores lack, and read from the stores."""
+        return JoinedBackboneRows([member.load(visuals, track) for member in self.members])
+
+    def images(self, images: list[Image.Image]) -> Tensor:
+        """Compute features of raw images."""
+        return join_features([member.images(images) for member in self.members])
+
+    def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
+        """Convert features to single precision and augment them."""
+        return rows.float() if augment is None else augment.features(rows.float())
+
+
+class JoinedBackboneRows:
+    """Stored features of a list of images, by several backbones."""
+
+    def __init__(self, members: Sequence[ImageRows]) -> None:
+        self._members = members
+
+    def __len__(self) -> int:
+        return len(self._members[0])
+
+    def take(self, rows: Ints) -> Tensor:
+        """Return the joined features (N, D) of these images."""
+        return join_features([member.take(rows) for member in self._members])
+
+
+def join_features(vectors: Sequence[Tensor]) -> Tensor:
+    """Put vectors (N, D) side by side, each scaled to the square root of its dimension."""
+    return torch.cat([unit_length(own) * math.sqrt(own.shape[-1]) for own in vectors], dim=-1)
 
 
 def pad_and_stack(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:

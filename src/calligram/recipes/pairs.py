@@ -31,8 +31,6 @@ from calligram.recipes.parts.tower_settings import (
     ImageSettings,
     TextSettings,
     Towers,
-    adapter_ranks,
-    add_tower_adapters,
 )
 from calligram.training.batches.batch import ExtraPairs
 from calligram.training.loop import Evaluate
@@ -306,8 +304,11 @@ def plan_composition(
         matcher, inputs = join_matchers(members, towers, shared=shared), towers.inputs
     if towers is None:
         matcher.measure_vectors(*inputs.texts.texts(train.texts.strings[:1]))
-    if any(ranks := adapter_ranks([(own.image, own.text) for own in (settings, *(own for _, own in stages))])):
-        add_tower_adapters(matcher, ranks)
+    trained = [(own.image, own.text) for own in (settings, *(own for _, own in stages))]
+    if any(type(own.train) is int for pair in trained for own in pair):
+        from calligram.recipes.parts.adapters import add_stage_adapters
+
+        add_stage_adapters(matcher, trained)
     _check_candidates(settings, matcher)
     schedule = Schedule(settings, train, captions, pseudo, inputs, towers, matcher, members, context, temperature)
     evaluate = None

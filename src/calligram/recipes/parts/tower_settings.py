@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-
-from torch import nn
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
@@ -43,7 +40,11 @@ Rank = bool | int
 class ImageSettings:
     """Settings of the image tower."""
 
-    backbone: Annotated[str, "folder or hub name of a vision model; empty for a small CNN or for image.features"] = ""
+    backbone: Annotated[
+        str,
+        "folder or hub name of a vision model, or several with commas, which are joined and stay frozen; empty for a "
+        "small CNN or for image.features",
+    ] = ""
     features: Annotated[str, "name of feature arrays stored with the collection, used instead of pixels"] = ""
     train: Annotated[Rank, f"train the backbone instead of storing its features once; {RANK_NOTE}", (0, 4096)] = False
     size: Annotated[
@@ -99,7 +100,16 @@ class ImageSettings:
             )
         return frozenset(("train", "dropout", "region_dropout"))
 
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """The names of all backbones; a name with a comma that is a folder is one name."""
+        whole = self.backbone
+        names = (whole,) if "," not in whole or Path(whole).exists() else whole.split(",")
+        return tuple(name.strip() for name in names if name.strip())
+
     def __post_init__(self) -> None:
+        if self.train and len(self.backbones) > 1:
+            raise UserError("image.backbone names several models, which stay frozen; give one of them to train it")
         if self.views != "one" and self.features:
             raise UserError("image.views needs pixels, and stored features are already computed; give image.views=one")
         if not self.channels:
@@ -201,48 +211,6 @@ class TextSettings:
             raise UserError("text.network=cnn and text.encoder are two different text towers; give one of them")
 
 
-def adapter_ranks(trained: Sequence[tuple[ImageSettings, TextSettings]]) -> tuple[int, int]:
-    """Return the ranks of the adapters of images and texts over all stages; 0 for none.
-
-    Raises:
-        UserError: when one stage trains adapters and another all weights, or ranks differ.
-    """
-    ranks = []
-    for side in (0, 1):
-        values = {each[side].train for each in trained if each[side].train}
-        if len(values) > 1:
-            name = ("image", "text")[side]
-            raise UserError(f"{name}.train must be the same in all stages that train it: one rank of adapters, or true")
-        ranks.append(next((int(value) for value in values if value is not True), 0))
-    return ranks[0], ranks[1]
-
-
-def add_tower_adapters(matcher: nn.Module, ranks: tuple[int, int]) -> None:
-    """Add adapters of these ranks to the transformers models of a matcher: of images, and of texts.
-
-    Raises:
-        UserError: when there is no such model.
-    """
-    from calligram.features.texts.text_encoder import TextEncoder
-    from calligram.features.transformers_models import add_adapters
-    from calligram.models.pretrained import Pretrained
-
-    found: tuple[list[nn.Module], list[nn.Module]] = [], []
-    for module in list(matcher.modules()):
-        if isinstance(module, Backbone | TextEncoder):
-            found[isinstance(module, TextEncoder)].append(module.model)
-        elif isinstance(module, Pretrained):
-            found[0].append(module.model.vision_model)
-            found[1].append(module.model.text_model)
-    for side, name, rank, models in zip(("image", "text"), ("backbone", "encoder"), ranks, found, strict=True):
-        if rank and not models:
-            raise UserError(
-                f"{side}.train={rank} needs a transformers model; give {side}.{name}=, or matcher=pretrained"
-            )
-        for model in models if rank else ():
-            add_adapters(model, rank)
-
-
 def need_features(image: ImageSettings, what: str) -> None:
     """Refuse an image tower without a backbone and without stored features."""
     if not image.backbone and not image.features:
@@ -259,6 +227,11 @@ def image_input(image: ImageSettings, backbone: Backbone | None, parts: ImagePar
 
         return StoredInput(image.features)
     fit = "squash" if image.fit == "own" else image.fit
+    if len(image.backbones) > 1:
+        from calligram.features.joined_input import JoinedBackbones
+
+        each = (replace(image, backbone=name) for name in image.backbones)
+        return JoinedBackbones.of([image_input(one, Backbone.load(one.backbone), parts) for one in each])  # type: ignore[misc]
     if backbone is None:
         return PixelInput(image.size or DEFAULT_IMAGE_SIZE, fit, views=image.views)
     pixels = replace(pixel_input(image.backbone, image.size or None, fit), views=image.views)
@@ -293,9 +266,10 @@ class Towers:
             )
         self.image, self.text, self.context, self.parts = image, text, context, parts
         self.vocabulary, self.seed = vocabulary, seed
-        self.backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
+        self.backbone = Backbone.load(image.backbone).to(context.device) if len(image.backbones) == 1 else None
         self.encoder = self._load_encoder()
         self.inputs = Inputs(image_input(image, self.backbone, parts), self._text_input())
+        self.inputs.images.to(context.device)
         self.architectures = self._image_architecture(), self._text_architecture()
 
     def frozen_inputs(self) -> Inputs:
@@ -355,6 +329,8 @@ class Towers:
 
                 raise unknown_feature(image.features, stored)
             return ImageArchitecture("features", int(stored[image.features].row_shape[-1]))
+        if len(image.backbones) > 1:
+            return ImageArchitecture("features", self.inputs.images.dim)  # type: ignore[attr-defined]
         if self.backbone is None:
             return ImageArchitecture("cnn", channels=image.channels)
         if image.train:
