@@ -234,6 +234,9 @@ def export(
     onnx: Annotated[
         Path | None, typer.Option(help="Of a run: folder for image.onnx, text.onnx, inputs/ and README.json.")
     ] = None,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="With --onnx: weights of eight bits, for files of a quarter of the size.")
+    ] = False,
     webdataset: Annotated[
         Path | None, typer.Option(help="Of a collection: new folder for WebDataset tars, SPLIT-000000.tar.")
     ] = None,
@@ -266,13 +269,15 @@ def export(
             "give --onnx FOLDER for a run, --webdataset FOLDER or --datasets FOLDER for a collection, or --out FOLDER "
             "for pictures of a library"
         )
+    if int8 and onnx is None:
+        raise UserError("--int8 is for ONNX files; add --onnx FOLDER")
     if webdataset is not None or datasets is not None:
         _export_collection(source, webdataset, datasets)
         return
     if onnx is not None:
         from calligram.cli.train import export_onnx_files
 
-        export_onnx_files(source, onnx)
+        export_onnx_files(source, onnx, int8=int8)
         return
     assert out is not None
     _export_selection(source, out, query, where, saved, k, everything, placing.value, engine)

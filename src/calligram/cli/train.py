@@ -192,7 +192,7 @@ def copy(
                   soft_wrap=True)  # fmt: skip
 
 
-def export_onnx_files(run: Path, onnx: Path) -> None:
+def export_onnx_files(run: Path, onnx: Path, *, int8: bool = False) -> None:
     """Write the encoders of a run as ONNX files, and compare them with the matcher."""
     with show_spinner("loading") as spinner:
         from calligram.models.export import export_onnx
@@ -200,15 +200,20 @@ def export_onnx_files(run: Path, onnx: Path) -> None:
 
         matcher, inputs = Run.open(run).load()
         spinner.update("writing ONNX files and comparing them with the run")
-        about = export_onnx(matcher, inputs, onnx)
+        about = export_onnx(matcher, inputs, onnx, int8=int8)
     for side in ("image", "text"):
         found = about[side]
         taken = ", ".join(f"{name} {given['type']} {_shape(given['shape'])}" for name, given in found["inputs"].items())
         given = _shape(found["output"]["vectors"]["shape"])
         console.print(
-            f"{onnx / found['file']}: {taken} to vectors {given}; largest difference {found['largest_difference']:.0e}",
+            f"{onnx / found['file']}: {taken} to vectors {given}; "
+            + (f"cosine with the matcher's at least {found['smallest_cosine']:.3f}" if int8 else _difference(found)),
             soft_wrap=True,
         )
+
+
+def _difference(found: dict[str, Any]) -> str:
+    return f"largest difference {found['largest_difference']:.0e}"
 
 
 def _shape(axes: list[object]) -> str:

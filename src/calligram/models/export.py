@@ -22,13 +22,16 @@ from torch import Tensor, nn
 from calligram.errors import UserError
 from calligram.extras import require
 from calligram.features.inputs import ImageInput, Inputs, TextInput
-from calligram.files import move_folder
+from calligram.files import move_file, move_folder
 from calligram.models.layers.towers import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Matcher
 from calligram.vectors import unit_length
 
 MAX_DIFFERENCE = 1e-4
 """largest accepted difference of any entry of a unit vector between ONNX and PyTorch"""
+MIN_INT8_COSINE = 0.9
+"""smallest accepted cosine between a vector of eight-bit weights and the matcher's"""
+QUANTIZED_OPERATORS = ["Conv", "MatMul", "Gemm"]
 MAX_EMBEDDED_WEIGHT_BYTES = 1 << 30
 """larger weights go into a separate file: one ONNX file cannot hold more than twice as much"""
 SAMPLE_TEXTS = (
@@ -40,10 +43,16 @@ SAMPLE_TEXTS = (
 """texts that the exported text graph is traced and compared with"""
 
 
-def export_onnx(matcher: Matcher, inputs: Inputs, out: str | os.PathLike[str]) -> dict[str, Any]:
+def export_onnx(matcher: Matcher, inputs: Inputs, out: str | os.PathLike[str], *, int8: bool = False) -> dict[str, Any]:
     """Write ``image.onnx``, ``text.onnx``, ``inputs/`` and ``README.json`` into the new folder ``out``.
 
     Vectors have length one, so that the score is a dot product.
+
+    Args:
+        matcher: to export.
+        inputs: of the matcher.
+        out: new folder.
+        int8: store weights of convolutions and matrix products in eight bits, and compute with eight bits.
 
     Returns:
         The content of ``README.json``.
@@ -63,7 +72,7 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: str | os.PathLike[str]) -
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
         folder = Path(partial) / out.name
         inputs.save(folder / "inputs")
-        about = _write_graphs(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
+        about = _write_graphs(copy.deepcopy(matcher).cpu().eval(), inputs, folder, int8)
         (folder / "README.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         move_folder(folder, out)
     return about
@@ -196,18 +205,19 @@ def _check_packages() -> None:
         require(module, extra="export", purpose="export to ONNX")
 
 
-def _write_graphs(matcher: Matcher, inputs: Inputs, folder: Path) -> dict[str, Any]:
+def _write_graphs(matcher: Matcher, inputs: Inputs, folder: Path, int8: bool) -> dict[str, Any]:
     image, text = ImageGraph(matcher, inputs.images).eval(), TextGraph(matcher, inputs.texts).eval()
     return {
         "format": "calligram onnx",
         "score": "dot product of an image vector and a text vector, both of length one; higher is better",
-        "image": _export_checked(image, folder / "image.onnx"),
-        "text": _export_checked(text, folder / "text.onnx"),
+        "weights": "int8" if int8 else "float32",
+        "image": _export_checked(image, folder / "image.onnx", int8),
+        "text": _export_checked(text, folder / "text.onnx", int8),
         "preparation": "inputs/inputs.json: how images become pixels and texts become word indices",
     }
 
 
-def _export_checked(graph: EncoderGraph, file: Path) -> dict[str, Any]:
+def _export_checked(graph: EncoderGraph, file: Path, int8: bool) -> dict[str, Any]:
     """Write a graph, run the file on inputs of several shapes, and compare the outputs."""
     try:
         with torch.no_grad(), _silence_exporter():
@@ -227,7 +237,35 @@ def _export_checked(graph: EncoderGraph, file: Path) -> dict[str, Any]:
     }
     with torch.no_grad():
         output = {"type": "float32", "shape": ["batch", graph(*samples[0]).shape[1]]}
-    return {"file": file.name, "inputs": inputs, "output": {"vectors": output}, "largest_difference": difference}
+    found = {"file": file.name, "inputs": inputs, "output": {"vectors": output}, "largest_difference": difference}
+    return {**found, "smallest_cosine": _quantize(graph, samples, file)} if int8 else found
+
+
+def _quantize(graph: EncoderGraph, samples: list[tuple[Tensor, ...]], file: Path) -> float:
+    """Replace a file by one with weights of eight bits; returns the smallest cosine of its vectors with the matcher's.
+
+    Ranges of activations are measured for each batch (dynamic quantization), so no sample of the data is needed.
+    """
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    small = file.with_suffix(".small")
+    try:
+        with _silence_exporter():
+            model = onnx.load(file)
+            del model.graph.value_info[:]  # the exporter leaves some shapes that the converter finds contradictory
+            quantize_dynamic(model, small, weight_type=QuantType.QUInt8, op_types_to_quantize=QUANTIZED_OPERATORS)
+        move_file(small, file)
+        cosine = min(float((_run(graph, sample, file) * _reference(graph, sample)).sum(1).min()) for sample in samples)
+    except Exception as error:  # the converter and the runtime raise many types for what they do not support
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise UserError(f"the {file.stem} encoder has no form in eight bits ({reason[0]}); leave out --int8") from error
+    if not cosine >= MIN_INT8_COSINE:
+        raise UserError(
+            f"in eight bits, vectors of the {file.stem} encoder have a cosine of {cosine:.2f} with those of "
+            f"the matcher, less than {MIN_INT8_COSINE}; nothing was written, leave out --int8"
+        )
+    return cosine
 
 
 def _describe_input(entry: GraphInput, tensor: Tensor) -> dict[str, Any]:
@@ -257,18 +295,27 @@ def _export_graph(graph: EncoderGraph, file: Path) -> None:
 
 
 def _largest_difference(graph: EncoderGraph, sample: tuple[Tensor, ...], file: Path) -> float:
+    return float((_run(graph, sample, file) - _reference(graph, sample)).abs().max())
+
+
+def _run(graph: EncoderGraph, sample: tuple[Tensor, ...], file: Path) -> Tensor:
+    """The vectors that onnxruntime computes with a file."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     arrays = {entry.name: tensor.numpy() for entry, tensor in zip(graph.inputs, sample, strict=True)}
+    return torch.from_numpy(session.run(None, arrays)[0])
+
+
+def _reference(graph: EncoderGraph, sample: tuple[Tensor, ...]) -> Tensor:
     with torch.no_grad():
-        return float((torch.from_numpy(session.run(None, arrays)[0]) - graph.reference(*sample)).abs().max())
+        return graph.reference(*sample)
 
 
 @contextlib.contextmanager
 def _silence_exporter() -> Iterator[None]:
     """Suppress the exporter's log messages, which are meant for its developers."""
-    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
     levels = [log.level for log in logs]
     for log in logs:
         log.setLevel(logging.ERROR)
