@@ -43,9 +43,10 @@ bench: .venv/dev  ## measure speed and memory into results/bench.json
 soak: .venv/dev  ## processes that are killed at random, compared with a model; SECONDS=600
 	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/soak.py $(or $(SECONDS),600)
 
-hostile: .venv/dev  ## 600 damaged files, 2,000 malformed inputs, 64 clients with 5% hostile requests
+hostile: .venv/dev  ## 600 damaged files, 2,000 malformed inputs, 320 failing machines, 64 clients with 5% hostile requests
 	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/flips.py 600
 	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/inputs.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/machine.py 320
 	$(BIN)/python tests/hostile/clients.py $(or $(SECONDS),600)
 
 report: .venv/core  ## docs/results/ from results/

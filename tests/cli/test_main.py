@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
 import warnings
@@ -217,3 +218,32 @@ def test_a_shell_completes_verbs_and_options():
 
     assert complete("calligram in") == ["info", "index"]
     assert complete("calligram index --read") == ["--read-text"]
+
+
+@pytest.mark.parametrize("megabytes", [700, 1000])
+def test_lack_of_memory_is_one_line_that_says_what_to_do(tmp_path, megabytes):
+    """As after ``ulimit -v``: libraries in C++ and Rust end the process then, or raise errors of their own."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+
+    done = subprocess.run(
+        [*COMMAND, "index", "run", ".", "--out", "library"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN, preexec_fn=limit, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert line.startswith("error: there is not enough memory (")
+    assert line.endswith("GB of address space; raise the limit to 4 GB or more (ulimit -v)")
+    assert "Traceback" not in done.stderr
+
+
+def test_with_a_limit_of_memory_a_command_ends_as_without(tmp_path):
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))
+
+    for words, code in (["--version"], 0), (["serch"], 2):
+        done = subprocess.run(
+            [*COMMAND, *words], capture_output=True, text=True, cwd=tmp_path, env=PLAIN, preexec_fn=limit, check=False
+        )
+        assert (done.returncode, "not enough memory" in done.stderr) == (code, False), done.stderr

@@ -1,6 +1,6 @@
 """Run all verbs on a machine that fails: full disk, read-only disk, wrong permissions, little memory, wrong clock.
 
-    python tests/hostile/machine.py [TRIALS] [SEED] [CONDITION ...]
+    python tests/hostile/machine.py [TRIALS] [SEED] [CONDITION|VERB ...]
 
 Each trial restores a workspace, makes the machine hostile, and runs one verb. It must end with its answer, or with one
 line of error and exit code 2. Afterwards all folders must be undamaged, what the verb makes must be whole or absent,
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,8 +61,8 @@ class Machine:
     A condition runs a verb, makes the machine well again, and gives what failed and how the verb ended.
     """
 
-    def __init__(self, work: Path, draw: random.Random) -> None:
-        self.workspace, self.draw = Workspace(work), draw
+    def __init__(self, work: Path, draw: random.Random, verbs: Sequence[str]) -> None:
+        self.workspace, self.draw = Workspace(work, verbs), draw
         self.folder = self.workspace.folder
         self.written: dict[str, int] = {}
         self.mounts = self._can_mount()
@@ -95,16 +95,16 @@ class Machine:
             return f"damage: {damage}"
         if ending.code == 0:
             return ""
-        again = self._run("train --resume the new run" if verb == "train" else verb)
+        again = self._run(verb, again=True)
         done = again.code == 0 or "has no item with the id or path" in again.err  # it has forgotten, and failed then
         return "" if done else f"a second time, on a machine that is well: {again.code} {again.err[-300:]}"
 
-    def _run(self, verb: str, prepare: Callable[[], object] = lambda: None) -> Ending:
+    def _run(self, verb: str, prepare: Callable[[], object] = lambda: None, *, again: bool = False) -> Ending:
         """Run a verb in a child that first prepares itself."""
 
         def work() -> list[object]:
             prepare()
-            return list(self.workspace.run(verb))
+            return list(self.workspace.run(verb, again=again))
 
         with tempfile.TemporaryFile() as stream:
             shown = os.dup(2)
@@ -231,11 +231,13 @@ def _leave_free(folder: Path, free: int) -> None:
         os.posix_fallocate(stream.fileno(), 0, max(1, shutil.disk_usage(folder).free - free))
 
 
-def trials(work: Path, count: int, seed: int = 0, conditions: tuple[str, ...] = ()) -> Iterator[Trial]:
+def trials(
+    work: Path, count: int, seed: int = 0, conditions: Sequence[str] = (), verbs: Sequence[str] = tuple(VERBS)
+) -> Iterator[Trial]:
     """Trials of all verbs on all machines, in turn."""
     draw = random.Random(seed)
-    machine = Machine(work, draw)
-    pairs = [(name, verb) for name in conditions or machine.conditions for verb in VERBS if "the new run" not in verb]
+    machine = Machine(work, draw, verbs)
+    pairs = [(name, verb) for name in conditions or machine.conditions for verb in verbs]
     for number in range(count):
         if number % len(pairs) == 0:
             draw.shuffle(pairs)
@@ -249,7 +251,8 @@ def main() -> None:
     counts: Counter[tuple[str, str]] = Counter()
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
-        for trial in trials(Path(folder), count, seed, tuple(sys.argv[3:])):
+        named, verbs = [word for word in sys.argv[3:] if word not in VERBS], [v for v in VERBS if v in sys.argv[3:]]
+        for trial in trials(Path(folder), count, seed, named, verbs or tuple(VERBS)):
             counts[trial.condition, str(trial.ending.code).split(":")[0]] += 1
             if not trial.is_fine:
                 failures += 1

@@ -2,8 +2,10 @@
 
     python tests/hostile/soak.py [SECONDS] [SEED]
 
-A round changes a folder of pictures, then starts ``index``, ``index --rebuild``, ``search``, ``caption``, ``forget``,
-``check``, ``train --resume`` and ``import --overwrite`` side by side and kills most of them with signal 9. Then one
+Rounds of two kinds take turns. Those of ``kills.py`` kill verbs of every kind and look at what they leave. The others
+know what must be there: a round changes a folder of pictures, then starts ``index``, ``index --rebuild``, ``search``,
+``caption``, ``forget``, ``check``, ``train --resume`` and ``import --overwrite`` side by side and kills most of them
+with signal 9. Then one
 ``index`` runs to its end, and everything is compared with the model: which pictures must be there, with which vectors,
 which captions were acknowledged, which pictures were forgotten. A search that was not killed may only return pictures
 that existed, with their right scores. A run that was killed and resumed must have the weights of one that was not. The
@@ -38,6 +40,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+sys.path.insert(0, str(Path(__file__).parent))
+from kills import Kills
+
 from calligram.data.add_captions import NewCaption, add_new_captions
 from calligram.data.collection import Collection
 from calligram.data.readers.catalog import import_collection
@@ -60,6 +65,10 @@ BUSY = "is being written to by"
 """in the error of a command that finds another one at work"""
 CHANGED = "has changed since it was opened"
 """in the error of a search that has opened a version that ``forget`` then deletes"""
+MIN_SECONDS_FOR_ALL_VERBS = 60.0
+"""of a soak; a workspace for all verbs takes longer to make than a short soak"""
+KILLS_SHARE = 0.65
+"""of the time, for verbs of every kind"""
 LONGEST_SECONDS = 120.0
 """a child that is not killed must end in this time"""
 TOLERANCE = 4e-3
@@ -399,14 +408,18 @@ class Soak:
             raise DifferenceError(f"captions that nobody wrote: {more}")
 
 
-def soak(work: Path, seconds: float, seed: int, rounds: int | None = None) -> Soak:
-    """Run rounds for some time, or a number of them."""
-    trial, end, number = Soak(work, seed), time.monotonic() + seconds, 0
-    while time.monotonic() < end and (rounds is None or number < rounds):
-        trial.round()
-        number += 1
-    trial.done["rounds"] = number
-    return trial
+def soak(work: Path, seconds: float, seed: int) -> tuple[Soak, Kills | None]:
+    """Run rounds of both kinds for some time; of the first kind only, if the time is short."""
+    kills = Kills(work / "verbs", seed) if seconds >= MIN_SECONDS_FOR_ALL_VERBS else None
+    trial, start, in_kills = Soak(work / "library", seed), time.monotonic(), 0.0
+    while (now := time.monotonic()) < start + seconds:
+        if kills is not None and in_kills < KILLS_SHARE * (now - start):
+            kills.batch()
+            in_kills += time.monotonic() - now
+        else:
+            trial.round()
+            trial.done["rounds"] += 1
+    return trial, kills
 
 
 def main() -> None:
@@ -416,14 +429,21 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="soak-"))
     print(f"{seconds:g} seconds in {work}, seed {seed:.0f}", flush=True)
     try:
-        trial = soak(work, seconds, int(seed))
-    except DifferenceError as difference:
+        trial, others = soak(work, seconds, int(seed))
+    except AssertionError as difference:
         print(f"DIFFERENCE: {difference}\nwhat it looked like: {work}")
         sys.exit(1)
-    kills = ", ".join(f"{count} of {name}" for name, count in sorted(trial.kills.items()))
-    done = ", ".join(f"{count} {name}" for name, count in sorted(trial.done.items()))
-    print(f"{trial.kills.total()} kills ({kills}); to their end: {done}")
-    print(f"{trial.contents} pictures, {len(trial.model.captions)} captions acknowledged; 0 differences")
+    rounds = trial.done.pop("rounds", 0)
+    print(f"{rounds} rounds with a model of the library, {trial.contents} pictures, "
+          f"{len(trial.model.captions)} captions acknowledged")  # fmt: skip
+    for name in sorted(trial.done):
+        print(f"{name:20} {trial.kills[name]:4} kills {trial.done[name]:5} to the end")
+    if others is not None:
+        print("verbs of every kind")
+        print("\n".join(others.table()))
+    total = trial.kills.total() + (others.kills.total() if others else 0)
+    fewest = min(others.kills[name] for name in others.verbs) if others else 0
+    print(f"{total} kills, of every verb at least {fewest}; 0 differences")
     shutil.rmtree(work, ignore_errors=True)
 
 

@@ -10,12 +10,13 @@ import select
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from verbs import Ending, run
@@ -39,59 +40,88 @@ class Verb(NamedTuple):
     words: tuple[object, ...]
     makes: str = ""
     """file or folder that it makes; it must be whole or absent"""
+    writes: bool = True
+    again: tuple[object, ...] = ()
+    """the arguments that continue what was begun; empty for the same ones"""
 
 
-CPU = ("--device", "cpu")
-VERBS = {
-    "import": Verb(("import", "folder", "photos", "new"), "new"),
-    "import --overwrite": Verb(("import", "folder", "photos", "imported", "--overwrite")),
-    "scenes": Verb(("scenes", "new", "--images", 10, "--size", 16), "new"),
-    "info": Verb(("info", "scenes")),
-    "regions": Verb(("regions", "scenes", "--proposals", "grid", "--top", 4, *CPU)),
-    "features": Verb(
-        ("regions", "scenes", "--proposals", "grid", "--top", 2, "--backbone", "backbone", "--size", 16, *CPU)
-    ),
-    "suggest": Verb(("suggest", "run", "imported", "-n", 3, "--out", "new.csv", *CPU), "new.csv"),
-    "caption": Verb(("caption", "scenes", "captions.csv")),
-    "words": Verb(("words", "scenes", "new.txt", "--dim", 8, "--epochs", 1), "new.txt"),
-    "list": Verb(("list",)),
-    "show": Verb(("show", "vse")),
-    "copy": Verb(("copy", "vse", "new.toml"), "new.toml"),
-    "train": Verb(("train", "vse", "scenes", "--out", "new", *CPU, *SETTINGS)),
-    "train --resume the new run": Verb(("train", "vse", "scenes", "--out", "new", "--resume", *CPU, *SETTINGS)),
-    "train --resume": Verb(("train", "vse", "scenes", "--out", "half", "--resume", *CPU, *SETTINGS)),
-    "mine": Verb(("mine", "run", "scenes", "--out", "new", *CPU), "new"),
-    "export --onnx": Verb(("export", "run", "--onnx", "new"), "new"),
-    "export": Verb(("export", "library", "--out", "new", "--query", "a dog", "--all"), "new"),
-    "evaluate": Verb(("evaluate", "run", "scenes", "--split", "train", "--sheet", "new.png", *CPU), "new.png"),
-    "compare": Verb(("compare", "run", "half", "scenes", "--split", "train", *CPU)),
-    "index": Verb(("index", "run", "more", "--out", "library", *CPU)),
-    "index a new library": Verb(("index", "run", "photos", "--out", "new", *CPU)),
-    "index --rebuild": Verb(("index", "run", "photos", "--out", "library", "--rebuild", *CPU)),
-    "forget": Verb(("forget", "library", "photos/00.png", "photos/01.png")),
-    "search": Verb(("search", "library", "a dog")),
-    "search --save": Verb(("search", "library", "a dog", "--save", "dogs")),
-    "searches": Verb(("searches", "library")),
-    "clusters": Verb(("clusters", "library", *CPU)),
-    "duplicates": Verb(("duplicates", "library", *CPU)),
-    "check": Verb(("check", "library", *CPU)),
-    "check --repair": Verb(("check", "damaged", "--repair", *CPU)),
-    "localize": Verb(("localize", "phrases", "photos/00.png", "a dog", "--out", "new.png", *CPU), "new.png"),
-    "explain": Verb(("explain", "run", "photos/00.png", "a red dog", "--out", "new.png", *CPU), "new.png"),
+NEW, CPU = "NEW", ("--device", "cpu")
+"""NEW is a file or folder that no other verb makes"""
+
+
+def _verbs(**given: tuple[object, ...]) -> dict[str, Verb]:
+    """Verbs by name; the first word after NEW with a dot is the suffix of what is made."""
+    found = {}
+    for name, words in given.items():
+        made = next((str(word) for word in words if str(word).startswith(NEW)), "")
+        own = made.replace(NEW, f"new_{name}")
+        found[name.replace("__", " --").replace("_", " ")] = Verb(
+            tuple(own if word == made and made else word for word in words), own
+        )
+    return found
+
+
+VERBS = _verbs(
+    import_=("import", "folder", "photos", NEW),
+    import__overwrite=("import", "folder", "photos", "imported", "--overwrite"),
+    scenes=("scenes", NEW, "--images", 10, "--size", 16),
+    regions=("regions", "changing", "--proposals", "grid", "--top", 4, *CPU),
+    features=("regions", "imported", "--proposals", "grid", "--top", 2, "--backbone", "backbone", "--size", 16, *CPU),
+    suggest=("suggest", "run", "imported", "-n", 3, "--out", f"{NEW}.csv", *CPU),
+    caption=("caption", "changing", "captions.csv"),
+    words=("words", "texts.txt", f"{NEW}.txt", "--dim", 8, "--epochs", 1),
+    copy=("copy", "vse", f"{NEW}.toml"),
+    train=("train", "vse", "scenes", "--out", NEW, *CPU, *SETTINGS),
+    train__resume=("train", "vse", "scenes", "--out", "half", "--resume", *CPU, *SETTINGS),
+    mine=("mine", "run", "scenes", "--out", NEW, *CPU),
+    export__onnx=("export", "run", "--onnx", NEW),
+    export=("export", "still", "--out", NEW, "--query", "a dog", "--all"),
+    evaluate=("evaluate", "run", "scenes", "--split", "train", "--sheet", f"{NEW}.png", *CPU),
+    index=("index", "run", "more", "--out", "library", *CPU),
+    index_new=("index", "run", "photos", "--out", NEW, *CPU),
+    index__rebuild=("index", "run", "photos", "--out", "library", "--rebuild", *CPU),
+    forget=("forget", "library", "photos/00.png", "photos/01.png"),
+    search__save=("search", "library", "a dog", "--save", "dogs"),
+    check__repair=("check", "damaged", "--repair", *CPU),
+    localize=("localize", "phrases", "photos/00.png", "a dog", "--out", f"{NEW}.png", *CPU),
+    explain=("explain", "run", "photos/00.png", "a red dog", "--out", f"{NEW}.png", *CPU),
+)
+VERBS |= {
+    name: Verb(words, writes=False)
+    for name, words in {
+        "info": ("info", "scenes"),
+        "list": ("list",),
+        "show": ("show", "vse"),
+        "compare": ("compare", "run", "half", "scenes", "--split", "train", *CPU),
+        "search": ("search", "library", "a dog"),
+        "searches": ("searches", "library"),
+        "clusters": ("clusters", "library", *CPU),
+        "duplicates": ("duplicates", "library", *CPU),
+        "check": ("check", "library", *CPU),
+    }.items()
 }
+for _name in ("train", "index new"):  # what they make grows step by step
+    VERBS[_name] = VERBS[_name]._replace(makes="")
+VERBS["train"] = VERBS["train"]._replace(again=(*VERBS["train"].words, "--resume"))
 """by the name under which kills and failures are counted"""
-CHECKED = ("scenes", "run", "library", "imported")
+SLOW_IMPORTS = ("train", "clusters", "evaluate", "features", "words", "localize", "search", "index", "export --onnx")
+"""verbs that import what no other verb does"""
+CHECKED = ("scenes", "changing", "run", "library", "still", "imported")
 """folders that must be undamaged after whatever happened to a verb"""
 
 
 class Workspace:
     """A workspace that is filled once and restored before each trial; libraries name their sources by path."""
 
-    def __init__(self, work: Path) -> None:
-        self.folder, self.pristine = work / "now", work / "pristine"
+    def __init__(self, work: Path, verbs: Collection[str] = tuple(VERBS)) -> None:
+        """Args:
+        work: empty folder.
+        verbs: that will run.
+        """
+        self.folder, self.pristine, self.verbs = work / "now", work / "pristine", verbs
         if not self.pristine.exists():
             self.folder.mkdir(parents=True)
-            in_child("make", lambda: make(self.folder))
+            in_child("make", lambda: make(self.folder, verbs))
             self.folder.rename(self.pristine)
         import_modules(in_child("modules", self._modules))
 
@@ -102,10 +132,10 @@ class Workspace:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
         shutil.copytree(self.pristine, self.folder, dirs_exist_ok=True)
 
-    def run(self, name: str) -> Ending:
-        """Run a verb in this process."""
+    def run(self, name: str, *, again: bool = False) -> Ending:
+        """Run a verb in this process, or continue what it has begun."""
         os.chdir(self.folder)
-        return run(*VERBS[name].words)
+        return run(*((again and VERBS[name].again) or VERBS[name].words))
 
     def damage(self) -> list[str]:
         """What ``calligram check`` says of the folders; call it in a child."""
@@ -115,9 +145,10 @@ class Workspace:
 
     def _modules(self) -> list[str]:
         """All modules that the slow verbs import."""
-        for name in ("train", "clusters", "evaluate", "features", "words", "localize", "search", "index"):
-            self.restore()
-            wanted(self.run(name))
+        for name in SLOW_IMPORTS:
+            if name in self.verbs:
+                self.restore()
+                wanted(self.run(name))
         return sorted(sys.modules)
 
 
@@ -133,10 +164,9 @@ def import_modules(names: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def make(folder: Path) -> None:
-    """Fill a workspace; call it in a child, because it opens tables."""
+def make(folder: Path, verbs: Collection[str]) -> None:
+    """Fill a workspace for some verbs; call it in a child, because it opens tables."""
     import torch
-    import transformers
 
     from calligram.data.collection import Collection
     from calligram.recipes.parts.run import train_preset
@@ -151,20 +181,33 @@ def make(folder: Path) -> None:
     for row in range(PICTURES):
         scenes.pictures.open(row).convert("RGB").save(f"{'photos' if row < 12 else 'more'}/{row:02}.png")
     Path("captions.csv").write_text(f"image,caption\n{scenes.column('images', 'id')[0]},a caption by hand\n")
+    train_preset("vse", scenes, "run", *SMALL, "epochs=1")
+    _half_a_run(scenes)
+    if "features" in verbs:
+        _backbone()
+    if "localize" in verbs:
+        shutil.copytree("scenes", "with regions")
+        wanted(run("regions", "with regions", "--proposals", "grid", "--top", 4, *CPU))
+        train_preset("two-branch-phrases", Collection.open(Path("with regions")), "phrases", *SMALL_PHRASES)
+        shutil.rmtree("with regions")
+    wanted(run("import", "folder", "photos", "imported"))
+    wanted(run("index", "run", "photos", "--out", "library", *CPU))
+    for copy in ("damaged", "still"):
+        shutil.copytree("library", copy)
+    shutil.copytree("scenes", "changing")
+    Path("texts.txt").write_text("\n".join(map(str, scenes.column("captions", "text"))))
+    damaged = max(Path("damaged/1/tables/thumbnails.lance/data").iterdir(), key=lambda file: file.stat().st_size)
+    damaged.write_bytes(damaged.read_bytes()[:-100] + b"\0" * 100)
+
+
+def _backbone() -> None:
+    """A vision model of transformers."""
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     transformers.ViTModel(transformers.ViTConfig(**shape, image_size=16, patch_size=8)).save_pretrained("backbone")
-    train_preset("vse", scenes, "run", *SMALL, "epochs=1")
-    _half_a_run(scenes)
-    shutil.copytree("scenes", "with regions")
-    wanted(run("regions", "with regions", "--proposals", "grid", "--top", 4, *CPU))
-    train_preset("two-branch-phrases", Collection.open(Path("with regions")), "phrases", *SMALL_PHRASES)
-    shutil.rmtree("with regions")
-    wanted(run("import", "folder", "photos", "imported"))
-    wanted(run("index", "run", "photos", "--out", "library", *CPU))
-    shutil.copytree("library", "damaged")
-    damaged = max(Path("damaged/1/tables/thumbnails.lance/data").iterdir(), key=lambda file: file.stat().st_size)
-    damaged.write_bytes(damaged.read_bytes()[:-100] + b"\0" * 100)
 
 
 def wanted(ended: Ending) -> None:
@@ -196,36 +239,46 @@ def _half_a_run(scenes: Any) -> None:
 
 
 class Child:
-    """Work in a process of its own, forked from this one, which may be killed."""
+    """Work in a process of its own, forked from this one, which may kill itself with signal 9 after some time."""
 
     def __init__(self, name: str, work: Callable[[], object], kill_after: float | None = None) -> None:
-        self.name, self.started, self.kill_after = name, time.monotonic(), kill_after
+        self.name, self.kill_after = name, kill_after
         reading, writing = os.pipe()
         self.process = os.fork()
         if self.process == 0:
             os.close(reading)
-            answer: object = None
-            try:
-                answer = {"answer": work()}
-            except BaseException as error:
-                answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-            with contextlib.suppress(BaseException), os.fdopen(writing, "wb") as stream:
-                stream.write(json.dumps(answer).encode())
-            os._exit(0)
+            self._work(work, writing)
         os.close(writing)
         self._reading = reading
 
+    def _work(self, work: Callable[[], object], writing: int) -> NoReturn:
+        started = time.monotonic()
+        if self.kill_after is not None:
+            threading.Thread(target=self._kill, daemon=True).start()
+        try:
+            answer: dict[str, object] = {"answer": work()}
+        except BaseException as error:
+            answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        with contextlib.suppress(BaseException), os.fdopen(writing, "wb") as stream:
+            stream.write(json.dumps({**answer, "seconds": time.monotonic() - started}).encode())
+        os._exit(0)
+
+    def _kill(self) -> None:
+        time.sleep(self.kill_after or 0.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def wait(self) -> dict[str, Any] | None:
-        """What it answered; None if it was killed. Kills it when its time has come."""
-        limit = self.started + (LONGEST_SECONDS if self.kill_after is None else self.kill_after)
-        ready, _, _ = select.select([self._reading], [], [], max(0.0, limit - time.monotonic()))
+        """What it answered; None if it was killed."""
+        ready, _, _ = select.select([self._reading], [], [], LONGEST_SECONDS)
         if not ready:
             os.kill(self.process, signal.SIGKILL)
         with os.fdopen(self._reading, "rb") as stream:
             data = stream.read()
         _, status = os.waitpid(self.process, 0)
         if not ready:
-            return {"error": f"{self.name} did not end", "hung": True} if self.kill_after is None else None
+            return {"error": f"{self.name} did not end"}
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self.kill_after is not None:
+            return None
         return json.loads(data) if data else {"error": f"{self.name} ended by signal {os.WTERMSIG(status)}"}
 
 

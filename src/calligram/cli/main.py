@@ -198,6 +198,8 @@ def main() -> None:
         if not LANCE_ERROR.match(str(error)):
             raise
         line = str(error).splitlines()[0][:300]
+        if "not found" in line.lower():
+            _fail(f"the library has changed since it was opened, or lacks a file ({line}); run the command again")
         _fail(f'a table cannot be read ({line}); "calligram check LIBRARY --repair" mends a library')
     finally:
         if screen := sys.modules.get("calligram.cli.screen"):

@@ -131,7 +131,7 @@ class LibraryServer:
         self._service: Service = app.state.service
         config = uvicorn.Config(
             app,
-            log_level="warning",
+            log_level="error",  # malformed requests would fill the log
             access_log=False,
             http=ImpatientProtocol,
             server_header=False,

@@ -383,7 +383,7 @@ def _next_generation(out: Path) -> int:
 def _remove_leftovers(out: Path, manifest: Manifest) -> None:
     """Delete files of killed processes, and folders of replaced generations when no reader can have them open."""
     keep = {manifest.generation, *([manifest.generation + 1] if (out / REBUILT).is_file() else [])}
-    for partial in out.glob(".*.partial"):
+    for partial in (*out.glob(".*.partial"), *out.glob("*/.*.partial")):
         partial.unlink(missing_ok=True)
     for folder in out.iterdir():
         if not re.fullmatch(r"\d+", folder.name) or int(folder.name) in keep:
