@@ -45,9 +45,9 @@ def test_a_round_of_kills_leaves_what_the_model_says():
 
 def test_verbs_end_with_one_line_on_a_machine_that_fails():
     """Full and read-only disks, wrong permissions and wrong dates for some verbs."""
-    words = ("12", "3", "full disk", "wrong dates", "import --overwrite", "caption", "copy", "index", "search")
+    words = ("9", "3", "full disk", "wrong dates", "import --overwrite", "caption", "copy", "index")
     if os.getuid() == 0:
         words = (*words, "permissions")
     done = subprocess.run([sys.executable, HERE / "machine.py", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 trials, 0 failures" in done.stdout
+    assert "9 trials, 0 failures" in done.stdout

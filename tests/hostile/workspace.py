@@ -104,8 +104,6 @@ for _name in ("train", "index new"):  # what they make grows step by step
     VERBS[_name] = VERBS[_name]._replace(makes="")
 VERBS["train"] = VERBS["train"]._replace(again=(*VERBS["train"].words, "--resume"))
 """by the name under which kills and failures are counted"""
-SLOW_IMPORTS = ("train", "clusters", "evaluate", "features", "words", "localize", "search", "index", "export --onnx")
-"""verbs that import what no other verb does"""
 CHECKED = ("scenes", "changing", "run", "library", "still", "imported")
 """folders that must be undamaged after whatever happened to a verb"""
 
@@ -144,16 +142,15 @@ class Workspace:
         return [f"{name}: {end.code} {end.out[-300:]} {end.err[-300:]}" for name, end in ended.items() if end.code]
 
     def _modules(self) -> list[str]:
-        """All modules that the slow verbs import."""
-        for name in SLOW_IMPORTS:
-            if name in self.verbs:
-                self.restore()
-                wanted(self.run(name))
+        """All modules that the verbs import."""
+        self.restore()
+        for name in self.verbs:
+            wanted(self.run(name))
         return sorted(sys.modules)
 
 
 def import_modules(names: list[str]) -> None:
-    """Import modules before the fork, so that children start fast."""
+    """Import modules before the fork: children start fast, and another user may not be able to read them."""
     import lancedb  # noqa: F401
     import torch
 
