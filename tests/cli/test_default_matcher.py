@@ -12,9 +12,8 @@ from huggingface_hub import constants
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.search.library import known_models
-from calligram.search.library.default_libraries import data_folder, find_library, library_of
-from calligram.search.library.known_models import DEFAULT_MODEL, default_matcher
+from calligram.search.library import defaults
+from calligram.search.library.defaults import DEFAULT_MODEL, data_folder, default_matcher, find_library, library_of
 from calligram.search.library.library import Library
 
 
@@ -69,16 +68,16 @@ def test_a_library_keeps_its_matcher(home, tiny_clip, calligram):
 
 
 def test_offline_without_a_model_one_error_says_the_three_ways_on(home, calligram, monkeypatch):
-    monkeypatch.setattr(known_models, "cached_folder", lambda name: None)
+    monkeypatch.setattr(defaults, "cached_folder", lambda name: None)
     done = calligram("index", "photos", "--offline", cwd=home)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     for way in ("(1) run the command again with a network", "(2) download the model elsewhere", "(3) train a matcher"):
         assert way in done.stderr
-    monkeypatch.setattr(known_models, "hub_answers", lambda: False)
+    monkeypatch.setattr(defaults, "hub_answers", lambda: False)
     with pytest.raises(UserError, match="the Hugging Face hub cannot be reached"):
         default_matcher(offline=False)
-    monkeypatch.setattr(known_models, "hub_answers", lambda: True)
+    monkeypatch.setattr(defaults, "hub_answers", lambda: True)
     assert default_matcher(offline=False) == (DEFAULT_MODEL.name, True)
 
 

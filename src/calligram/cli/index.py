@@ -131,7 +131,7 @@ def index(
 
 def _choices(run: str | None, source: Path | None, out: Path | None, offline: bool) -> tuple[str, Path, Path]:
     """Matcher, source and library, where some of them may be left out."""
-    from calligram.search.library.default_libraries import library_of
+    from calligram.search.library.defaults import library_of
     from calligram.search.library.manifest import MANIFEST, read_manifest
 
     if offline:
@@ -152,7 +152,7 @@ def _choices(run: str | None, source: Path | None, out: Path | None, offline: bo
     out = out or library_of(source)
     if (out / MANIFEST).is_file():
         return read_manifest(out).matcher.source, source, out
-    from calligram.search.library.known_models import DEFAULT_MODEL, default_matcher
+    from calligram.search.library.defaults import DEFAULT_MODEL, default_matcher
 
     name, download = default_matcher(offline=offline)
     if download:
@@ -166,7 +166,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     "calligram index NAME PICTURES" downloads one that is not. The first one is the default.
     """
-    from calligram.search.library.known_models import DEFAULT_MODEL, KNOWN_MODELS, cached_folder, folder_bytes
+    from calligram.search.library.defaults import DEFAULT_MODEL, KNOWN_MODELS, cached_folder, folder_bytes
 
     found = []
     for model in KNOWN_MODELS:

@@ -243,6 +243,9 @@ def export(
     datasets: Annotated[
         Path | None, typer.Option(help="Of a collection: new folder for load_from_disk of Hugging Face datasets.")
     ] = None,
+    vectors: Annotated[
+        Path | None, typer.Option(help="Of a library: new Parquet file with the vectors of all pictures.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Of a library: new folder for the selected pictures.")] = None,
     query: Annotated[str | None, typer.Option(help="Export the hits of this text.")] = None,
     where: Annotated[
@@ -258,19 +261,27 @@ def export(
     ] = PicturePlacement.copy,
     engine: VectorAddress = None,
 ) -> None:
-    """Export a run (--onnx), a collection (--webdataset, --datasets), or selected pictures of a library (--out).
+    """Export a run (--onnx), a collection (--webdataset, --datasets), or selected pictures of a library (--out)
+    or its vectors (--vectors).
 
     ONNX files are compared with the matcher, and deleted if onnxruntime gives other vectors. "calligram import
     webdataset" and "calligram import datasets" restore a collection. Next to the pictures of a library are
     selection.csv and selection.json with ids, scores, captions and metadata.
     """
-    if sum(target is not None for target in (onnx, webdataset, datasets, out)) != 1:
+    if sum(target is not None for target in (onnx, webdataset, datasets, vectors, out)) != 1:
         raise UserError(
             "give --onnx FOLDER for a run, --webdataset FOLDER or --datasets FOLDER for a collection, or --out FOLDER "
-            "for pictures of a library"
+            "for pictures of a library, or --vectors FILE for its vectors"
         )
     if int8 and onnx is None:
         raise UserError("--int8 is for ONNX files; add --onnx FOLDER")
+    if vectors is not None:
+        from calligram.search.library.library import Library
+        from calligram.search.library.vector_files import write_vectors
+
+        count = write_vectors(Library.open(source, index=engine), vectors, progress_bar)
+        console.print(f"{count:,} vectors in {vectors}", soft_wrap=True)
+        return
     if webdataset is not None or datasets is not None:
         _export_collection(source, webdataset, datasets)
         return

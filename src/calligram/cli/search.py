@@ -145,7 +145,7 @@ def _found_library(library: Path | None, query: str | None) -> Path:
     """The given library, or the one in the data folder, which is then named."""
     if library is not None:
         return library
-    from calligram.search.library.default_libraries import find_library
+    from calligram.search.library.defaults import find_library
 
     try:
         found = find_library()

@@ -124,7 +124,7 @@ def serve(
         show_places=show_places,
         log=log.value,
     )
-    from calligram.search.library.default_libraries import find_library
+    from calligram.search.library.defaults import find_library
 
     with open_server(find_library(library), address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""
@@ -172,7 +172,7 @@ def mcp(
     """
     require("mcp.server.mcpserver", extra="mcp", purpose="the server for assistants", package="mcp")
     from calligram.device import device_named
-    from calligram.search.library.default_libraries import find_library
+    from calligram.search.library.defaults import find_library
     from calligram.search.query.searcher import Searcher
     from calligram.serve.mcp_server import LibraryTools, mcp_server
 
