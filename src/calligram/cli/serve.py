@@ -283,7 +283,7 @@ def print_next_steps(out: Path, query: str) -> None:
     library = out / "library"
     for command, reason in (
         (f'calligram search {library} "{query}"', "a search in the terminal"),
-        (f"calligram index openai/clip-vit-base-patch32 ~/photos --out {out / 'photos'}", "your own photographs"),
+        ("calligram index ~/photos", "your own photographs; a model is downloaded once"),
         (f"calligram clusters {library}", "groups of similar pictures, with names"),
     ):
         console.print(f"  {command}", styled(f"   # {reason}", "dim"), soft_wrap=True)
