@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 __all__ = ["BatchSource", "Evaluate", "Loop", "Precision", "Speed", "Stage", "train"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Speed = Literal["auto", "plain"]
+Speed = Literal["auto", "plain", "cached"]
 Evaluate = Callable[[Matcher], Mapping[str, float]]
 """function that returns the dev metrics of a matcher by name"""
 
@@ -95,7 +95,7 @@ class Loop:
     log_steps: int = 10
     speed: Speed = "auto"
     """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
-    rounding, and measure dev with pretrained networks in bfloat16; plain: never"""
+    rounding, and measure dev with pretrained networks in bfloat16; plain: never; cached: batches in pieces"""
 
 
 def train(

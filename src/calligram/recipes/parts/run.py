@@ -122,6 +122,10 @@ def run_preset(
             Run.check_source_hash(out, "pseudo pairs", made.pseudo)
         if settings.sparse.length != "as-set":
             made = made._replace(stages=with_more_epochs(made.stages, epochs_factor(settings, whole, collection)))
+        if made.loop.speed == "cached" and made.stages:
+            from calligram.training.cached_gradients import with_cached_gradients
+
+            made = made._replace(stages=with_cached_gradients(made.stages))
         for stage in made.stages:  # all stages now: the last one may start hours later
             check_parameter_groups(made.matcher, (*stage.lr_scale, *stage.frozen))
         made.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

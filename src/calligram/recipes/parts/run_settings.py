@@ -268,7 +268,10 @@ class TrainedSettings(RunSettings):
 
     precision: Annotated[Precision, "floating-point precision of the network", RARE] = "fp32"
     speed: Annotated[
-        Speed, "on a GPU, use fused kernels, CUDA graphs and compilation where they pay (auto), or never (plain)", RARE
+        Speed,
+        "on a GPU, use fused kernels, CUDA graphs and compilation where they pay (auto), or never (plain); cached "
+        "encodes a batch in pieces of 32 with the gradients of the whole batch, for batches larger than the memory",
+        RARE,
     ] = "auto"
     ema_decay: EMADecay = 0.99
     save_steps: Annotated[
