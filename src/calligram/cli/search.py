@@ -301,7 +301,8 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     console.print(table, width=None if console.is_terminal else PIPE_WIDTH)
     if not captions and any(hit.path is None for hit in results.hits):
         export = shlex.join(["calligram", "export", str(searcher.library.folder), "--query", "TEXT", "--out", "FOLDER"])
-        console.print(f'hits without a path are inside other files; "{export}" writes them as files', style="dim", soft_wrap=True)
+        note = f'hits without a path are inside other files; "{export}" writes them as files'
+        console.print(note, style="dim", soft_wrap=True)
     if results.below_cutoff:
         console.print(_more(results))
     if results.depth:
