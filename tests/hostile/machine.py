@@ -5,7 +5,8 @@
 Each trial restores a workspace, makes the machine hostile, and runs one verb. It must end with its answer, or with one
 line of error and exit code 2. Afterwards all folders must be undamaged, what the verb makes must be whole or absent,
 and the same verb must succeed on a machine that is well. Disks are small file systems in memory (as root), else limits
-of the size of files. Permissions are tried as the user ``nobody``, because root may do everything.
+of the size of files. Permissions are tried as the user ``nobody``, because root may do everything. The clock jumps if
+``faketime`` is installed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ PAGE_BYTES, DISK_BYTES = 4096, 128 << 20
 FILLER = ".filler"
 MEMORY_LIMITS = (700_000_000, 1_200_000_000, 1_700_000_000, 2_200_000_000, 2_600_000_000)
 """most verbs need 2.3 to 3 GB of address space, and 0.4 GB of memory"""
+CLOCK_JUMPS = ("-20000d", "-3650d", "-2h", "+2h", "+3650d", "+36500d")
+"""for the program ``faketime``, where it is installed"""
 DATES = (0.0, 1.0, 946_684_800.0, time.time() - 7200, time.time() + 7200, 4_102_444_800.0, 16_725_225_600.0)
 """1970, 2000, two hours ago, in two hours, 2100, 2500"""
 
@@ -72,6 +75,7 @@ class Machine:
             **({"permissions": self._permissions} if os.getuid() == 0 else {}),
             "little memory": self._little_memory,
             "wrong dates": self._wrong_dates,
+            **({"wrong clock": self._wrong_clock} if shutil.which("faketime") else {}),
         }
 
     def _can_mount(self) -> bool:
@@ -193,6 +197,18 @@ class Machine:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         )  # fmt: skip
         yield f"{limit / 1e9:g} GB of address space", Ending(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def _wrong_clock(self, verb: str) -> Iterator[tuple[str, Ending]]:
+        """The clock jumps when the verb starts, and back when it has ended."""
+        self.workspace.restore()
+        jump = self.draw.choice(CLOCK_JUMPS)
+        done = subprocess.run(
+            ["faketime", "-m", "-f", jump, sys.executable, "-m", "calligram", *map(str, VERBS[verb].words)],
+            cwd=self.folder, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False,
+            env={**os.environ, "DONT_FAKE_MONOTONIC": "1"},
+        )  # fmt: skip
+        yield f"the clock jumps by {jump}", Ending(done.returncode, done.stdout, done.stderr)
 
     @contextlib.contextmanager
     def _wrong_dates(self, verb: str) -> Iterator[tuple[str, Ending]]:

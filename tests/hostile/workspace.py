@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -121,7 +122,9 @@ class Workspace:
             self.folder.mkdir(parents=True)
             in_child("make", lambda: make(self.folder, verbs))
             self.folder.rename(self.pristine)
-        import_modules(in_child("modules", self._modules))
+        self.restore()
+        for name in verbs:
+            import_modules(in_child(name, partial(self._modules, name)))
 
     def restore(self) -> None:
         """Bring it back into its first state; the folder itself stays, because it may be a mounted disk."""
@@ -141,11 +144,9 @@ class Workspace:
         ended = {name: run("check", name, *CPU) for name in CHECKED}
         return [f"{name}: {end.code} {end.out[-300:]} {end.err[-300:]}" for name, end in ended.items() if end.code]
 
-    def _modules(self) -> list[str]:
-        """All modules that the verbs import."""
-        self.restore()
-        for name in self.verbs:
-            wanted(self.run(name))
+    def _modules(self, name: str) -> list[str]:
+        """All modules that a verb imports."""
+        wanted(self.run(name))
         return sorted(sys.modules)
 
 
