@@ -115,24 +115,29 @@ class Presets(Mapping[str, Preset]):
 PRESETS = Presets()
 
 
-def find_preset(name: str) -> Preset:
+def find_preset(name: str, derived: tuple[Path, ...] = ()) -> Preset:
     """Return a preset by name, or from a TOML file by its path; the error for an unknown name suggests the nearest one.
+
+    Args:
+        derived: files of the presets whose base it is.
 
     Raises:
         UserError: when there is no such preset or file.
     """
     if name.endswith(".toml"):
-        return read_preset(Path(name))
+        return read_preset(Path(name), derived=derived)
     try:
         return PRESETS[name]
     except KeyError:
         raise unknown("preset", name, PRESETS) from None
 
 
-def read_preset(file: Path, name: str = "") -> Preset:
+def read_preset(file: Path, name: str = "", derived: tuple[Path, ...] = ()) -> Preset:
     """Read a preset from a TOML file: ``description``, ``recipe`` or ``base`` (another preset), and settings."""
     from calligram.recipes.parts.run_settings import flatten
 
+    if (place := file.resolve()) in derived:
+        raise UserError(f"preset {file} is its own base, by way of other presets; give another base")
     try:
         content = parse_toml(file, record({}, PRESET_KEYS, closed=False))
     except (OSError, ValueError) as error:
@@ -141,10 +146,7 @@ def read_preset(file: Path, name: str = "") -> Preset:
     named = str(content.get("base", ""))
     if named.endswith(".toml"):  # from the folder of this file, so that presets can be used from any folder
         named = str((file.parent / Path(named).expanduser()).resolve())
-    try:
-        base = find_preset(named) if "base" in content else None
-    except RecursionError:
-        raise UserError(f"preset {file} is its own base, by way of other presets; give another base") from None
+    base = find_preset(named, (*derived, place)) if "base" in content else None
     recipe = str(content.get("recipe", base.recipe.name if base else "pairs"))
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)

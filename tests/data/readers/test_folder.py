@@ -40,10 +40,10 @@ def test_hidden_files_and_nested_collections_are_not_read(tmp_path, pictures, im
 
 def test_other_files_are_reported(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
-    (tmp_path / "in/x.heic").write_bytes(b"?")
-    (tmp_path / "in/y.heic").write_bytes(b"?")
-    kind = ".heic files without a picture: not read"
-    assert importer("folder", tmp_path / "in").problems == [(kind, "x.heic"), (kind, "y.heic")]
+    (tmp_path / "in/x.svg").write_bytes(b"?")
+    (tmp_path / "in/y.svg").write_bytes(b"?")
+    kind = ".svg files without a picture: not read"
+    assert importer("folder", tmp_path / "in").problems == [(kind, "x.svg"), (kind, "y.svg")]
 
 
 def test_files_that_never_answer_are_listed_with_their_kind_and_not_opened(
