@@ -95,6 +95,18 @@ def test_a_library_is_mended_whatever_is_damaged(copied, calligram, kind):
     assert hits(calligram, library) == wanted
 
 
+def test_a_repair_removes_what_killed_processes_left(copied, calligram):
+    library = copied("library")
+    left = [library / ".library.json.partial", library / "1" / ".searches.json.partial", library / "7"]
+    for file in left[:2]:
+        file.write_text("{")
+    left[2].mkdir()
+    assert calligram("check", library).returncode == 0
+    assert all(path.exists() for path in left)
+    assert calligram("check", library, "--repair").returncode == 0
+    assert not any(path.exists() for path in left)
+
+
 def test_a_damaged_manifest_of_a_library_is_rebuilt_by_index(copied, made, calligram):
     library = copied("library")
     flip(library / "library.json")

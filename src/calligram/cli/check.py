@@ -68,7 +68,7 @@ def _checked_library(
 ) -> tuple[list[tuple[Path, str, str]], list[str]]:
     import_lancedb_for_command()
     from calligram.device import device_named
-    from calligram.search.indexing.repair import library_damage, mend_library
+    from calligram.search.indexing.repair import library_damage, mend_library, remove_killed_files
 
     found, done = library_damage(path, engine), list[str]()
     for damage in found if repair else ():
@@ -80,4 +80,6 @@ def _checked_library(
         mended = mend_library(path, index=engine, device=device_named(device), track=progress_bar)
         done += [*(f"mended: {damage.path}: {damage.why}" for damage in found), mended]
         found = library_damage(path, engine)
+    if repair and not found:
+        remove_killed_files(path)
     return [damage[:3] for damage in found], done

@@ -7,6 +7,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from calligram.files import lock_folder
 from calligram.models.damage import Damage, file_damage
 from calligram.progress import Track, silent
 from calligram.search.indexing.forgotten import COPY_FILE, intact_copy, read_copy, restore_from_copy, write_copy
-from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source
+from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source, remove_leftovers
 from calligram.search.indexing.sources import reopen
 from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.library import Library
@@ -149,6 +150,12 @@ def mend_library(
         log.info("single items cannot be mended (%s), so all pictures are encoded again", str(error).splitlines()[0])
     report = index_source(models, sources[-1].root, folder, engine=index, rebuild=True, device=device, track=track)
     return f"all {report.library['items']:,} pictures were encoded again"
+
+
+def remove_killed_files(folder: Path) -> None:
+    """Delete what killed processes left in a library that is whole; nothing while another process writes it."""
+    with suppress(UserError), lock_folder(folder, "library"):
+        remove_leftovers(folder, read_manifest(folder, writing=False))
 
 
 def _without_damaged_rows(folder: Path, manifest: Manifest) -> LibraryWriter:
