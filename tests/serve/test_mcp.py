@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def test_the_client_of_the_protocol_searches_looks_and_explains(library_folder, 
             places = error(await client.call_tool("search", {"query": "a", "where": "Latitude > 3"}))
             assert "places are switched off" in places
 
-    asyncio.run(asyncio.wait_for(ask(), 120))
+    with ThreadPoolExecutor(1) as thread:  # the thread of the tests has the event loop of the browser
+        thread.submit(asyncio.run, asyncio.wait_for(ask(), 120)).result()
 
 
 def test_places_are_for_those_who_allow_them(searcher, monkeypatch):

@@ -28,7 +28,7 @@ from calligram.studies.tables import (
     values_of,
 )
 
-LEADERBOARD_ROWS, OTHER_ROWS = 12, 1
+LEADERBOARD_ROWS, OTHER_ROWS = 10, 1
 """number of rows on the leaderboard of the collection with most rows, and of each other collection"""
 ADVICE_ROWS = 15
 """number of pieces of advice in a table; the others follow in a sentence"""

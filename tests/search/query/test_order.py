@@ -12,7 +12,7 @@ from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.searcher import Searcher
-from calligram.serve.routes.search import filtered_ids
+from calligram.serve.item_lists import filtered_ids
 from calligram.serve.service import library_overview
 from calligram.vectors import unit_rows
 

@@ -169,10 +169,11 @@ def test_downloads_that_cannot_be_are_refused(copies_served):
 
 def test_few_downloads_at_a_time_and_each_ends_with_its_client(copies_served):
     ids = [hit["id"] for hit in copies_served.client.get("/api/browse").json()["hits"]]
-    for _ in range(6):  # clients that leave while the answer arrives
+    served, end = 0, time.monotonic() + 20
+    while served < 6:  # clients that leave while the answer arrives; the server may notice it a moment later
         with copies_served.client.stream("GET", "/api/export", params={"id": ids}) as answer:
-            assert answer.status_code == 200
-    end = time.monotonic() + 10
+            served += answer.status_code == 200
+        assert time.monotonic() < end
     while copies_served.client.get("/api/export", params={"id": ids}).status_code != 200:
         assert time.monotonic() < end
         time.sleep(0.05)

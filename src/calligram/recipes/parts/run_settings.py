@@ -269,8 +269,8 @@ class TrainedSettings(RunSettings):
     precision: Annotated[Precision, "floating-point precision of the network", RARE] = "fp32"
     speed: Annotated[
         Speed,
-        "on a GPU, use fused kernels, CUDA graphs and compilation where they pay (auto), or never (plain); cached "
-        "encodes a batch in pieces of 32 with the gradients of the whole batch, for batches larger than the memory",
+        "auto: fused kernels, CUDA graphs and compilation where they pay; plain: none; cached: batches in pieces "
+        "of 32, for less memory",
         RARE,
     ] = "auto"
     ema_decay: EMADecay = 0.99

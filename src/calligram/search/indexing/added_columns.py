@@ -29,6 +29,8 @@ COMMIT_SECONDS = 20.0
 READ_AHEAD_PICTURES = 32
 MIN_LINE_SCORE = 0.6
 """lines that the reader is less sure of are left out"""
+MIN_LINE_CHARACTERS = 2
+"""a line of one character is mostly an edge in the picture"""
 MAX_TEXT_CHARACTERS = 2000
 """of one picture"""
 MAX_TEXT_SIDE = 1600
@@ -147,7 +149,7 @@ class TextInPictures:
         _free_readers.append(reader)
         scored = zip(found.txts or (), found.scores if found.txts else (), strict=True)
         lines = (" ".join(composed(text).split()) for text, score in scored if score >= MIN_LINE_SCORE)
-        return "\n".join(filter(None, lines))[:MAX_TEXT_CHARACTERS]
+        return "\n".join(line for line in lines if len(line) >= MIN_LINE_CHARACTERS)[:MAX_TEXT_CHARACTERS]
 
 
 class PlaceNames:
