@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from verbs import Ending
 from workspace import VERBS, Child, Workspace, in_child, wanted
 
+from calligram.files import remove_leftovers
+
 BATCH_VERBS = 6
 """that run at the same time"""
 ALLOWED = ("is being written to by", "has changed since it was opened", "has no item with the id or path")
@@ -84,7 +86,8 @@ class Kills:
         found = []
         for name in names:
             there = VERBS[name].makes and self._made(name) is not None
-            if there:  # it was done before it could be killed
+            if there:  # it was done before it could be killed; the next command that writes there begins with this
+                remove_leftovers(self.workspace.folder / VERBS[name].makes)
                 continue
             ended = self.workspace.run(name, again=(self.workspace.folder / f"new_{name}").exists())
             if ended.code != 0 and not any(words in ended.err for words in ALLOWED):
