@@ -83,7 +83,8 @@ def decode(source: bytes | Path, side: int = 0) -> Image.Image:
     """
     with _open(source) as image:
         try:
-            image.draft("RGB", (side, side)) if side else None
+            if side:
+                image.draft("RGB", (side, side))
             ImageOps.exif_transpose(image, in_place=True)  # in place: most pictures are upright and need no copy
             return _as_rgb(image)
         except Exception as error:  # decoders raise many types of exceptions for damaged bytes

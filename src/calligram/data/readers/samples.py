@@ -237,7 +237,7 @@ def export_report(collection: Collection, images: int, problems: list[tuple[str,
 
 
 def samples_by_split(collection: Collection) -> Mapping[str, list[ExportedSample]]:
-    """The images of each split; ``NO_SPLIT`` names those that have none."""
+    """The images of each split; ``NO_SPLIT`` has the images without a split."""
     found: dict[str, list[ExportedSample]] = {}
     for image in _exported_images(collection):
         found.setdefault(image.split or NO_SPLIT, []).append(image)

@@ -119,7 +119,7 @@ def decode_pictures(visuals: Visuals, rows: Ints, size: int, fit: Fit) -> Iterat
 
 @contextmanager
 def _decoders(pictures: StoredPictures, count: int, size: int, fit: Fit) -> Iterator[SimpleQueue[_Decoder]]:
-    """Start processes; yield a queue of those that are free."""
+    """Start processes; yield a queue of the free ones."""
     every = [_Decoder(pictures, size, fit) for _ in range(count)]
     free: SimpleQueue[_Decoder] = SimpleQueue()
     for decoder in every:
@@ -137,7 +137,10 @@ class _Decoder:
     def __init__(self, pictures: StoredPictures, size: int, fit: Fit) -> None:
         self._pictures, self._size, self._fit = pictures, size, fit
         command = [sys.executable, "-P", "-m", __name__, str(pictures.folder), str(size), fit]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # What ends it is met again, and reported, when this process decodes the same pictures.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout

@@ -20,7 +20,7 @@ from calligram.files import lock_folder
 from calligram.models.damage import Damage, file_damage
 from calligram.progress import Track, silent
 from calligram.search.indexing.forgotten import COPY_FILE, intact_copy, read_copy, restore_from_copy, write_copy
-from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source, remove_leftovers
+from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source, remove_library_leftovers
 from calligram.search.indexing.sources import reopen
 from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.library import Library
@@ -155,7 +155,7 @@ def mend_library(
 def remove_killed_files(folder: Path) -> None:
     """Delete what killed processes left in a library that is whole; nothing while another process writes it."""
     with suppress(UserError), lock_folder(folder, "library"):
-        remove_leftovers(folder, read_manifest(folder, writing=False))
+        remove_library_leftovers(folder, read_manifest(folder, writing=False))
 
 
 def _without_damaged_rows(folder: Path, manifest: Manifest) -> LibraryWriter:

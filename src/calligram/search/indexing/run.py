@@ -118,7 +118,7 @@ def index_source(
         engine: address of another engine for the vectors.
         again: also index pictures that were forgotten.
         rebuild: encode everything again, for another matcher; the old library can be searched until that is done.
-        added: whether to compute columns of ``added_columns``, by name; by default those that the library has.
+        added: whether to compute columns of ``added_columns``, by name; by default the columns of the library.
         device: where pictures are encoded.
         track: shows progress.
     """
@@ -276,7 +276,9 @@ class OpenedWriter:
             writer.store_scales(*models.encoders(device))
         if writer.name == REBUILT:
             if self.replaced is not None:
-                os.utime(writer.folder / str(self.replaced.generation))  # when it was replaced; see remove_leftovers
+                os.utime(
+                    writer.folder / str(self.replaced.generation)
+                )  # when it was replaced; see remove_library_leftovers
             move_file(writer.folder / REBUILT, writer.folder / MANIFEST)
             writer.name = MANIFEST
             if self.replaced is not None:
@@ -291,7 +293,7 @@ def open_for_writing(
     if before is None:
         return OpenedWriter(LibraryWriter(out, _fresh(models, engine, _next_generation(out))))
     others = _other_sources(out, before, source.resolve()) if rebuild else []
-    remove_leftovers(out, before)
+    remove_library_leftovers(out, before)
     if rebuild:
         return OpenedWriter(_replacement(out, before, models, engine), before, other_sources=others)
     models.check(before, out, source)
@@ -380,7 +382,7 @@ def _next_generation(out: Path) -> int:
     return 1
 
 
-def remove_leftovers(out: Path, manifest: Manifest) -> None:
+def remove_library_leftovers(out: Path, manifest: Manifest) -> None:
     """Delete files of killed processes, and folders of replaced generations when no reader can have them open."""
     keep = {manifest.generation, *([manifest.generation + 1] if (out / REBUILT).is_file() else [])}
     for partial in (*out.glob(".*.partial"), *out.glob("*/.*.partial")):
