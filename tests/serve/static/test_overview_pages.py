@@ -113,6 +113,22 @@ def test_a_search_is_saved_and_found_on_the_start_page(copies_page, copies_serve
     link.wait_for(state="detached")
 
 
+def test_the_answer_of_a_slow_search_keeps_the_message_that_it_was_saved(copies_page, copies_served):
+    page, held = copies_page, []
+    page.route("**/api/search?*", lambda route: held.append(route))
+    page.goto(f"{copies_served.url}/?q=a+slow+boat")
+    page.click("#save-search")
+    page.fill("#save-name", "Slow boats")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#status:has-text('Saved as')")
+    held[0].continue_()
+    page.wait_for_selector("#status:has-text(' ms')")
+    assert "Saved as “Slow boats”" in page.inner_text("#status")
+    page.unroute("**/api/search?*")
+    page.goto(copies_served.url)
+    page.get_by_label("Delete the saved search Slow boats").click()
+
+
 def test_the_hits_are_downloaded_as_a_zip(copies_page, copies_served, tmp_path):
     page = copies_page
     page.goto(copies_served.url)

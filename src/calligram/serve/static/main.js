@@ -22,13 +22,14 @@ let shownFor = null; // the state that the results belong to
 let wanted = PAGE_HITS;
 let asking = null;
 let written = ""; // the last text that the page put into the search box
+let message = ""; // remains beside the count of results until another search begins
 
 const login = asksToken(begin);
 const address = (changes = {}) => write({ ...state, item: null, ...changes });
 const detail = new Detail($("detail"), { close: closeItem, step, more: moreLike, address, follow });
 
 const openSave = saved.saver(() => ({ state, about }), (name) => {
-  $("status").textContent = `Saved as “${name}”`;
+  $("status").textContent = message = `Saved as “${name}”. `;
   saved.show($("saved"), follow, about.saving);
 });
 
@@ -53,6 +54,7 @@ function render() {
   drawHead();
   if (key !== shownFor) {
     wanted = PAGE_HITS;
+    message = "";
     ask(key);
   }
   if (item) openItem(item);
@@ -201,7 +203,7 @@ function drawFound() {
   const all = state.find === "captions" ? about.stats.captions : about.stats.items;
   const compared = found.depth ? `, ${number(found.depth)} of ${number(all ?? found.depth)} reranked` : "";
   const first = (found.returned ?? hits.length) >= wanted ? "First " : ""; // there may be more
-  $("status").replaceChildren(...(isQuery(state)
+  $("status").replaceChildren(message, ...(isQuery(state)
     ? [h("b", {}, hits.length ? `${first}${several(hits.length, one, many)}` : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`, ...exactness(), ...unknownWords(), ...copies()]
     : [...listed(hits.length), ...copies()]));
   if (!hits.length && below) {
