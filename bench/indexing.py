@@ -18,7 +18,6 @@ import torch
 from rows import Row, row
 
 from calligram.data.collection import Collection
-from calligram.data.pictures import decode
 from calligram.device import device_named
 from calligram.features.images.pixels import PixelInput
 from calligram.models.catalog import StoredMatcher
@@ -63,7 +62,7 @@ def in_turns(stored: StoredMatcher, files: list[Path]) -> float:
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(files), BATCH_PICTURES):
             chosen = files[start : start + BATCH_PICTURES]
-            part = pool.map(lambda file: pixels.resize(decode(file.read_bytes())), chosen)
+            part = pool.map(lambda file: pixels.decode(file.read_bytes()), chosen)
             stored.matcher.encode_images(pixels.finish(torch.from_numpy(np.stack(list(part)))))
     return len(files) / (time.perf_counter() - began)
 
@@ -75,7 +74,7 @@ def side_by_side(stored: StoredMatcher, files: list[Path]) -> float:
 
     @torch.no_grad()
     def batch(start: int) -> None:
-        part = np.stack([pixels.resize(decode(file.read_bytes())) for file in files[start : start + BATCH_PICTURES]])
+        part = np.stack([pixels.decode(file.read_bytes()) for file in files[start : start + BATCH_PICTURES]])
         stored.matcher.encode_images(pixels.finish(torch.from_numpy(part)))
 
     began = time.perf_counter()
