@@ -109,6 +109,28 @@ def test_places_are_hidden_from_other_machines(placed, serving, client):
         assert "latitude" in other.get("/api/item", params={"id": id}).json()["metadata"]
 
 
+def test_paths_of_the_server_cannot_be_guessed_by_conditions(placed, served_run, tmp_path, serving, client):
+    root = placed / "photos"
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (20, 30), "red").save(tmp_path / "more" / "c.png")
+    library = tmp_path / "library"
+    for source in (root, tmp_path / "more"):  # of two sources, the column of sources becomes a filter of the page
+        index_source(LibraryMatchers.load(served_run / "run"), source, library)
+    asked = {"where": f"source ~ '{str(root)[:5]}'"}
+    with serving(library) as url, client(url) as own, client(url, **OTHER) as other:
+        assert own.get("/api/browse", params=asked).json()["total"] == 3
+        assert own.post("/api/searches", json={"name": "Here", **asked}).status_code == 200
+        assert [search["name"] for search in own.get("/api/searches").json()["searches"]] == ["Here"]
+        assert str(root) in own.get("/api/stats").text
+        for path, terms in (("/api/search", {"q": "a dog"}), ("/api/browse", {})):
+            refused = other.get(path, params={**terms, **asked})
+            assert refused.status_code == 403
+            assert "conditions on source" in refused.json()["error"]
+        assert other.post("/api/searches", json={"name": "There", **asked}).status_code == 403
+        assert other.get("/api/searches").json()["searches"] == []
+        assert str(root) not in other.get("/api/stats").text
+
+
 def test_clients_that_send_or_read_too_slowly_are_cut_off(library_folder, serving, client, monkeypatch):
     monkeypatch.setattr(server, "SLOW_CLIENT_SECONDS", 0.5)
     with serving(library_folder) as url, client(url) as own:

@@ -29,7 +29,7 @@ from calligram.picture_formats import PICTURE_FORMATS, is_heif, needs_conversion
 from calligram.search.filters.parser import named_columns
 from calligram.serve.metrics import Metrics, RateLimits, client_of
 from calligram.serve.schema import ErrorAnswer
-from calligram.serve.settings import PLACE_COLUMNS, ServerSettings
+from calligram.serve.settings import PATH_COLUMNS, PLACE_COLUMNS, ServerSettings
 from calligram.text import printable
 
 log = logging.getLogger("calligram.serve")
@@ -358,10 +358,17 @@ def sees_paths(request: Request) -> bool:
     return not client_of(request.scope)
 
 
-def refuse_places(request: Request, settings: ServerSettings, where: str) -> None:
-    """Refuse a condition on places, by which a client could find out what it may not know."""
-    if where and not sees_places(request, settings) and named_columns(where) & set(PLACE_COLUMNS):
-        raise RefusedRequest(403, "conditions on places are switched off; see --show-places")
+def hidden_columns(request: Request, settings: ServerSettings) -> frozenset[str]:
+    """Columns that the client of a request may not know: they tell places, or paths of this machine."""
+    places = () if sees_places(request, settings) else PLACE_COLUMNS
+    return frozenset(places if sees_paths(request) else (*places, *PATH_COLUMNS))
+
+
+def refuse_hidden_columns(request: Request, settings: ServerSettings, where: str) -> None:
+    """Refuse a condition by which a client could find out what it may not know."""
+    if hidden := named_columns(where) & hidden_columns(request, settings):
+        todo = "use folder" if hidden & set(PATH_COLUMNS) else "see --show-places"
+        raise RefusedRequest(403, f"conditions on {min(hidden)} are for the machine of the server only; {todo}")
 
 
 def without_place(picture: bytes) -> bytes:

@@ -16,6 +16,8 @@ from calligram.search.filters.columns import PLACE_COLUMN
 
 PLACE_COLUMNS = ("latitude", "longitude", PLACE_COLUMN)
 """columns that tell where a picture was taken"""
+PATH_COLUMNS = ("source",)
+"""columns with absolute paths; ``path`` and ``folder`` are relative to the indexed folder"""
 MAX_HITS = 500
 MAX_RERANKED_CANDIDATES = 1000
 MAX_BUDGET_MS = 10_000

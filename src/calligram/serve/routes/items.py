@@ -18,6 +18,7 @@ from calligram.serve.guard import (
     RefusedRequest,
     browser_picture,
     error_responses,
+    hidden_columns,
     media_type,
     sees_paths,
     sees_places,
@@ -25,7 +26,7 @@ from calligram.serve.guard import (
 )
 from calligram.serve.schema import Id, ItemAnswer, TileAnswer, TilesAnswer
 from calligram.serve.service import Service, service_of
-from calligram.serve.settings import MAX_HITS, PLACE_COLUMNS
+from calligram.serve.settings import MAX_HITS
 
 T = TypeVar("T")
 router = APIRouter(prefix="/api", tags=["items"], responses=error_responses(404, 422, 503))
@@ -39,9 +40,7 @@ PICTURE_SECURITY_POLICY = "default-src 'none'; sandbox"
 async def item(service: CurrentService, request: Request, id: ImageId) -> ItemAnswer:
     """Captions and metadata of an image."""
     found = await service.read(_or_404(lambda library: library.item(id)))
-    hidden = () if sees_places(request, service.settings) else PLACE_COLUMNS
-    shown = sees_paths(request)
-    hidden = hidden if shown else (*hidden, "source")
+    hidden, shown = hidden_columns(request, service.settings), sees_paths(request)
     metadata = {name: value for name, value in found.metadata.items() if name not in hidden}
     return ItemAnswer(
         id=found.id, name=found.name, folder=found.folder, width=found.width, height=found.height,

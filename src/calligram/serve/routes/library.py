@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.types import Receive, Scope, Send
 
-from calligram.search.filters.parser import parse
+from calligram.search.filters.parser import named_columns, parse
 from calligram.search.library.library import Library
 from calligram.search.query.clusters import Cluster, LibraryClusters
 from calligram.search.query.duplicates import Duplicates
@@ -30,13 +30,22 @@ from calligram.serve.guard import (
     QueueFullError,
     RefusedRequest,
     error_responses,
+    hidden_columns,
+    refuse_hidden_columns,
     sees_paths,
     sees_places,
     without_place,
 )
 from calligram.serve.schema import BrowseAnswer, HitAnswer, Id, QueryText
 from calligram.serve.service import Service, service_of
-from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_EXPORT_BYTES, MAX_HITS, MAX_QUERY_TERMS
+from calligram.serve.settings import (
+    MAX_CONDITION_CHARACTERS,
+    MAX_EXPORT_BYTES,
+    MAX_HITS,
+    MAX_QUERY_TERMS,
+    PATH_COLUMNS,
+    PLACE_COLUMNS,
+)
 from calligram.text import printable
 
 
@@ -63,7 +72,7 @@ WorkState = Annotated[
     Field(description="working: ask again in a second; the first request starts the work."),
 ]
 MAX_GROUPS = 200
-HIDDEN_COLUMNS = ("latitude", "longitude", "source", "path")
+HIDDEN_COLUMNS = (*PLACE_COLUMNS, *PATH_COLUMNS, "path")
 """of the table in a download: where pictures were taken, and where they are on the server"""
 
 
@@ -271,14 +280,16 @@ class SavedSearchesAnswer(BaseModel):
 
 
 @router.get("/searches", responses=error_responses(400, 422, 503))
-async def searches(service: CurrentService) -> SavedSearchesAnswer:
-    """List the saved searches."""
-    return _searches(await service.read(lambda library: saved_searches(library.folder)))
+async def searches(service: CurrentService, http: Request) -> SavedSearchesAnswer:
+    """List the saved searches; other machines do not see those with a condition on what is hidden from them."""
+    found = await service.read(lambda library: saved_searches(library.folder))
+    return _searches(found, hidden_columns(http, service.settings))
 
 
 @router.post("/searches", responses=error_responses(400, 408, 409, 413, 422, 503))
-async def save(service: CurrentService, request: SavedSearchRequest) -> SavedSearchesAnswer:
+async def save(service: CurrentService, http: Request, request: SavedSearchRequest) -> SavedSearchesAnswer:
     """Save a search, in place of an earlier one of the same name."""
+    refuse_hidden_columns(http, service.settings, request.where)
     search = SavedSearch.of(request.model_dump())
 
     def write(library: Library) -> list[SavedSearch]:
@@ -290,12 +301,14 @@ async def save(service: CurrentService, request: SavedSearchRequest) -> SavedSea
         save_search(library.folder, search)
         return saved_searches(library.folder)
 
-    return _searches(await service.write(write))
+    return _searches(await service.write(write), hidden_columns(http, service.settings))
 
 
 @router.delete("/searches", responses=error_responses(400, 404, 408, 409, 413, 422, 503))
 async def delete(
-    service: CurrentService, name: Annotated[str, Query(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+    service: CurrentService,
+    http: Request,
+    name: Annotated[str, Query(min_length=1, max_length=MAX_NAME_CHARACTERS)],
 ) -> SavedSearchesAnswer:
     """Delete a saved search."""
 
@@ -305,11 +318,13 @@ async def delete(
         delete_search(library.folder, name)
         return saved_searches(library.folder)
 
-    return _searches(await service.write(write))
+    return _searches(await service.write(write), hidden_columns(http, service.settings))
 
 
-def _searches(found: Sequence[SavedSearch]) -> SavedSearchesAnswer:
-    return SavedSearchesAnswer(searches=[SavedSearchRequest(**asdict(search)) for search in found])
+def _searches(found: Sequence[SavedSearch], hidden: Set[str]) -> SavedSearchesAnswer:
+    """The saved searches without those whose condition has a hidden column."""
+    shown = [search for search in found if not named_columns(search.where) & hidden]
+    return SavedSearchesAnswer(searches=[SavedSearchRequest(**asdict(search)) for search in shown])
 
 
 # Downloads.

@@ -16,7 +16,7 @@ from calligram.search.query.query import ItemId, QueryTerm, weighted_text
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import RERANK_DEPTH, TimeBudget
 from calligram.search.query.searcher import Results, Searcher
-from calligram.serve.guard import RefusedRequest, error_responses, read_upload, refuse_places, sees_paths
+from calligram.serve.guard import RefusedRequest, error_responses, read_upload, refuse_hidden_columns, sees_paths
 from calligram.serve.item_lists import Order
 from calligram.serve.schema import (
     BrowseAnswer,
@@ -38,7 +38,7 @@ MAX_START = 10_000_000
 @router.get("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 422, 503))
 async def search(service: CurrentService, http: Request, request: Annotated[SearchRequest, Query()]) -> Response:
     """Find images or captions by texts, by items, or by both."""
-    refuse_places(http, service.settings, request.where)
+    refuse_hidden_columns(http, service.settings, request.where)
 
     async def answer() -> Results:
         if request.find == "images":
@@ -59,7 +59,7 @@ async def search_by_image(
     request: Annotated[ImageSearchRequest, Form(media_type="multipart/form-data")],
 ) -> Response:
     """Find images or captions by an uploaded picture, alone or with texts."""
-    refuse_places(http, service.settings, request.where)
+    refuse_hidden_columns(http, service.settings, request.where)
     content = await request.image.read()
 
     def work(searcher: Searcher) -> Results:
@@ -82,7 +82,7 @@ async def browse(
     order: Annotated[Order, Query(description="mixed: always the same; newest, oldest: by date.")] = "mixed",
 ) -> BrowseAnswer:
     """Images without a query: all of the library, or images that satisfy a condition, in pages."""
-    refuse_places(http, service.settings, where)
+    refuse_hidden_columns(http, service.settings, where)
     shown = sees_paths(http)
 
     def read(library: Library) -> BrowseAnswer:

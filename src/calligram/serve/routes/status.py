@@ -10,7 +10,15 @@ from fastapi.responses import Response
 
 import calligram
 from calligram.search.library.library import Library
-from calligram.serve.guard import COOKIE_NAME, RefusedRequest, cookie_value, error_responses, is_token, sees_paths
+from calligram.serve.guard import (
+    COOKIE_NAME,
+    RefusedRequest,
+    cookie_value,
+    error_responses,
+    hidden_columns,
+    is_token,
+    sees_paths,
+)
 from calligram.serve.metrics import CONTENT_TYPE
 from calligram.serve.schema import HealthAnswer, LoginRequest, StatsAnswer
 from calligram.serve.service import Service, service_of
@@ -48,15 +56,16 @@ async def metrics(service: CurrentService) -> Response:
 @router.get("/api/stats", responses=error_responses(503))
 async def stats(service: CurrentService, http: Request) -> StatsAnswer:
     """What the library contains, and how it can be filtered. Other machines do not see where its files are."""
-    shown = sees_paths(http)
+    shown, hidden = sees_paths(http), hidden_columns(http, service.settings)
 
     def read(library: Library) -> StatsAnswer:
         overview = service.overview(library)
         counts = {name: value for name, value in library.stats().items() if name != "facets"}
         if not shown:
             counts |= {name: _names(counts[name]) for name in ("sources", "matcher", "reranker", "localizer")}
+        facets = {name: values for name, values in overview.facets.items() if name not in hidden}
         return StatsAnswer(
-            stats=counts, facets=dict(overview.facets), examples=list(overview.examples), columns=dict(library.kinds),
+            stats=counts, facets=facets, examples=list(overview.examples), columns=dict(library.kinds),
             limits={"k": MAX_HITS, "query": MAX_QUERY_CHARACTERS, "upload_bytes": service.settings.upload_bytes},
             localizer=service.localizer_state.localizer is not None, captioning=service.captions is not None,
             saving=service.settings.may_save,
