@@ -10,6 +10,8 @@ Factors of matrix products are in bfloat16. Sums, layer norms and everything els
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,12 +20,20 @@ from torch import Tensor, nn
 from calligram.models.layers.fused_attention import MAX_ITEMS, sum_by_item, tile_items
 from calligram.models.layers.transformer_unit import NgramText, TransformerUnit
 
-ROWS = 128
-"""parts in a tile of ``unit_tile``, and pairs in a tile of ``ngram_tile``"""
-BLOCK = 64
-"""dimensions that are loaded at once"""
-FILTERS = 32
-"""filters in a tile of ``ngram_tile``; their weights stay in shared memory"""
+
+class Tile(NamedTuple):
+    """Size of a tile, and how a program runs."""
+
+    rows: int
+    """parts in a tile of ``unit_tile``, or pairs in a tile of ``ngram_tile``"""
+    block: int
+    """dimensions that ``unit_tile`` loads at once, or filters of ``ngram_tile``, whose weights stay in shared memory"""
+    warps: int
+    stages: int
+
+
+UNIT_TILE, NGRAM_TILE = Tile(128, 64, 8, 2), Tile(128, 32, 8, 2)
+"""``bench/mmca_kernels.py`` measures others"""
 
 
 @triton.jit
@@ -127,7 +137,14 @@ def _lower(*tensors: Tensor) -> list[Tensor]:
 
 
 def unit_after_attention(
-    unit: TransformerUnit, found: Tensor, attended: Tensor, parts: Tensor, shares: Tensor, *, pool: bool
+    unit: TransformerUnit,
+    found: Tensor,
+    attended: Tensor,
+    parts: Tensor,
+    shares: Tensor,
+    *,
+    pool: bool,
+    tile: Tile = UNIT_TILE,
 ) -> Tensor:
     """``TransformerUnit.merge_own``: all parts (S, N, K, D), with zeros for padding; or their means (S, N, D).
 
@@ -135,7 +152,7 @@ def unit_after_attention(
         shares: (N, K) weight of each part in the mean; zero for padding.
     """
     contexts, items, positions, heads, width = found.shape
-    dim, pairs, held = parts.shape[-1], contexts * items, min(MAX_ITEMS, ROWS // positions)
+    dim, pairs, held = parts.shape[-1], contexts * items, min(MAX_ITEMS, tile.rows // positions)
     result = parts.new_empty(
         *((contexts, items, dim) if pool else (contexts, items, positions, dim)),
         dtype=torch.float32 if pool else torch.bfloat16,
@@ -148,12 +165,13 @@ def unit_after_attention(
         unit_tile[(triton.cdiv(pairs, held),)](
             *low, shares.float().contiguous(), maps_low[0], maps_low[1], inner, maps_low[2], outer,
             *(each.float() for each in norms), result, pairs, items, positions, held, unit.norm.eps, POOL=pool,
-            D=dim, HEAD=dim // heads, WIDTH=width, M=ROWS, K=BLOCK, LIMIT=MAX_ITEMS, num_warps=8, num_stages=2,
+            D=dim, HEAD=dim // heads, WIDTH=width, M=tile.rows, K=tile.block, LIMIT=MAX_ITEMS, num_warps=tile.warps,
+            num_stages=tile.stages,
         )  # fmt: skip
     return result
 
 
-def best_ngrams(ngrams: NgramText, words: Tensor, shares: Tensor) -> Tensor:
+def best_ngrams(ngrams: NgramText, words: Tensor, shares: Tensor, tile: Tile = NGRAM_TILE) -> Tensor:
     """``NgramText`` for words (S, N, W, D), up to the largest responses (S, N, 3 F)."""
     contexts, items, positions, dim = words.shape
     layers = [layer for layer in ngrams.windows if isinstance(layer, nn.Linear)]
@@ -161,8 +179,8 @@ def best_ngrams(ngrams: NgramText, words: Tensor, shares: Tensor) -> Tensor:
     filters, pairs = len(layers[0].weight), contexts * items
     result = words.new_empty(contexts, items, 3 * filters, dtype=torch.float32)
     with torch.cuda.device_of(words):
-        ngram_tile[(triton.cdiv(pairs, ROWS), filters // FILTERS)](
+        ngram_tile[(triton.cdiv(pairs, tile.rows), filters // tile.block)](
             words, shares.float().contiguous(), *_lower(weights), result, pairs, items, positions, filters,
-            D=dim, M=ROWS, F=FILTERS, num_warps=8, num_stages=2,
+            D=dim, M=tile.rows, F=tile.block, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     return result
