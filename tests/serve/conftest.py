@@ -121,8 +121,8 @@ class Faults(logging.Handler):
             self.lines.append(self.format(record))
 
 
-STOP_SECONDS = 20.0
-"""in which a server stops, also on a busy machine"""
+LONGEST_SECONDS = 60.0
+"""for an answer, for a page to change and for a server to stop, also on a slow and busy machine"""
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def _serving(library: Path, **settings: object) -> Iterator[str]:
             yield server.address.url
         finally:
             server.stop()
-            thread.join(STOP_SECONDS)
+            thread.join(LONGEST_SECONDS)
             for log in logs:
                 log.removeHandler(faults)
     assert not thread.is_alive()
@@ -155,7 +155,7 @@ def serving() -> Callable[..., object]:
 
 def _client(url: str, **headers: str) -> httpx.Client:
     """Without certificates, which take long to load and which http does not need."""
-    return httpx.Client(base_url=url, timeout=30, headers=headers, trust_env=False, verify=False)
+    return httpx.Client(base_url=url, timeout=LONGEST_SECONDS, headers=headers, trust_env=False, verify=False)
 
 
 @pytest.fixture(scope="session")
@@ -320,7 +320,7 @@ def captioning_page(browser, captioning):
 
 def _until(page, condition: str) -> None:
     """Playwright's own waiting evaluates strings within the page, which its security policy forbids."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + LONGEST_SECONDS
     while not page.evaluate(condition):
         assert time.monotonic() < end, condition
         page.wait_for_timeout(20)
@@ -337,7 +337,7 @@ def _watched(browser, url: str, *cookies: dict[str, str]):
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     context.add_cookies(list(cookies))
     opened = context.new_page()
-    opened.set_default_timeout(30_000)
+    opened.set_default_timeout(1000 * LONGEST_SECONDS)
     complaints: list[str] = []
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)

@@ -58,7 +58,7 @@ def test_regions_are_drawn_at_their_boxes(opened):
         assert sides == pytest.approx([left, top, right - left, bottom - top], abs=1e-6)
 
 
-def test_the_selected_region_is_brighter_in_a_screenshot(opened):
+def test_the_selected_region_is_brighter_in_a_screenshot(opened, until):
     """Pixels of a screenshot: with one region chosen, it is brighter than without the veil elsewhere."""
     import io
 
@@ -72,6 +72,7 @@ def test_the_selected_region_is_brighter_in_a_screenshot(opened):
         return np.asarray(shot.resize((64, 64), Image.Resampling.BOX), dtype=float)
 
     page.wait_for_selector(".picture img[src*='api/image']")
+    until(page, "document.querySelector('.picture img').complete")
     before = pixels()
     page.locator(".part").nth(6).click()
     page.mouse.move(3, 3)

@@ -20,7 +20,7 @@ def written(folder) -> list[tuple[str, str]]:
     return [(c.image, c.text) for addition in caption_revisions(Collection.open(folder)) for c in addition.captions]
 
 
-def test_pictures_can_be_captioned_by_keyboard(captioning_page, captioning, few_captions):
+def test_pictures_can_be_captioned_by_keyboard(captioning_page, captioning, few_captions, until):
     page, before = captioning_page, written(few_captions)
     items = opened(page, captioning)
     ids = [items.nth(n).get_attribute("data-id") for n in range(3)]
@@ -41,7 +41,7 @@ def test_pictures_can_be_captioned_by_keyboard(captioning_page, captioning, few_
     assert written(few_captions) == [*before, (ids[0], "a <b>dog</b> on a beach"), (ids[2], "two boats")]
     assert page.locator(".todo b").count() == 0
     assert f"Saved. {count - 2} pictures to caption" in page.inner_text("#status")
-    assert page.locator(".todo img").first.evaluate("image => image.naturalWidth") == 64
+    until(page, "document.querySelector('.todo img').naturalWidth === 64")
     page.reload()
     page.wait_for_selector(".todo input")
     assert ids[0] not in [item.get_attribute("data-id") for item in items.all()]

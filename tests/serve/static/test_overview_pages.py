@@ -32,7 +32,7 @@ def test_the_map_shows_clusters_and_their_pictures(page, served, until):
     assert page.url.count("like=") == 3
 
 
-def test_the_map_zooms_by_wheel_button_and_key_and_moves(page, served):
+def test_the_map_zooms_by_wheel_button_and_key_and_moves(page, served, until):
     page.goto(f"{served.url}/map.html")
     page.wait_for_selector(".cluster")
     whole = page.evaluate(SCALE)
@@ -43,13 +43,12 @@ def test_the_map_zooms_by_wheel_button_and_key_and_moves(page, served):
     box = page.locator("#drawing").bounding_box()
     page.mouse.move(box["x"] + 300, box["y"] + 200)
     page.mouse.wheel(0, -500)
-    page.wait_for_timeout(50)
-    assert page.evaluate(SCALE) > 1.5 * whole
+    until(page, f"{SCALE} > 1.5 * {whole}")
     before = page.locator("#clusters").get_attribute("transform")
     page.mouse.down()
     page.mouse.move(box["x"] + 380, box["y"] + 260)
     page.mouse.up()
-    assert page.locator("#clusters").get_attribute("transform") != before
+    until(page, f"document.querySelector('#clusters').getAttribute('transform') !== '{before}'")
     assert "cluster=" not in page.url  # a movement is not a click
 
 
@@ -126,7 +125,10 @@ def test_the_answer_of_a_slow_search_keeps_the_message_that_it_was_saved(copies_
     assert "Saved as “Slow boats”" in page.inner_text("#status")
     page.unroute("**/api/search?*")
     page.goto(copies_served.url)
+    link = page.locator("#saved a", has_text="Slow boats")
+    link.wait_for()
     page.get_by_label("Delete the saved search Slow boats").click()
+    link.wait_for(state="detached")  # otherwise the page may be closed before the request is sent
 
 
 def test_the_hits_are_downloaded_as_a_zip(copies_page, copies_served, tmp_path):

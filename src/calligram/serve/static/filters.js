@@ -19,6 +19,12 @@ export function show(panel, about, state, go, refusal) {
   }
 }
 
+export function showTimeline(panel, state, go) {
+  panel.querySelector(".timeline")?.remove();
+  const time = timeline.show(state, go);
+  if (time) panel.prepend(time);
+}
+
 function facet(name, values, state, go) {
   const chosen = state.filters[name] ?? [];
   const known = new Set(values.map((entry) => String(entry.value)));

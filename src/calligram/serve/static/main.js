@@ -23,6 +23,7 @@ let wanted = PAGE_HITS;
 let asking = null;
 let written = ""; // the last text that the page put into the search box
 let message = ""; // remains beside the count of results until another search begins
+let begun = false; // searches wait until the page has asked what the library contains; else each would be sent twice
 
 const login = asksToken(begin);
 const address = (changes = {}) => write({ ...state, item: null, ...changes });
@@ -30,7 +31,7 @@ const detail = new Detail($("detail"), { close: closeItem, step, more: moreLike,
 
 const openSave = saved.saver(() => ({ state, about }), (name) => {
   $("status").textContent = message = `Saved as “${name}”. `;
-  saved.show($("saved"), follow, about.saving);
+  saved.show($("saved"), follow, about.saving).catch(() => {});
 });
 
 function go(changes, { replace = false, mark = null } = {}) {
@@ -52,6 +53,7 @@ function render() {
   const { item, ...rest } = state;
   const key = JSON.stringify(rest);
   drawHead();
+  if (!begun) return;
   if (key !== shownFor) {
     wanted = PAGE_HITS;
     message = "";
@@ -77,13 +79,23 @@ function drawHead() {
     button.setAttribute("aria-pressed", String(button.dataset.find === state.find));
   }
   $("kinds").hidden = !about.stats.captions;
-  $("order").value = state.order;
-  $("order").options[0].textContent = isQuery(state) ? "Best match first" : "Mixed";
-  $("order").hidden = !timeline.hasDates() || (isQuery(state) && state.find === "captions");
+  drawOrder();
   const count = Object.values(state.filters).flat().length + (state.where ? 1 : 0) + (state.since || state.until ? 1 : 0);
   $("filter").replaceChildren(icon("filter"), "Filters", ...(count ? [h("b", {}, String(count))] : []));
   $("save-search").hidden = !saved.canSave(state, about);
   if (!$("filters").hidden) filters.show($("filters"), about, state, go, null);
+}
+
+function drawOrder() {
+  $("order").value = state.order;
+  $("order").options[0].textContent = isQuery(state) ? "Best match first" : "Mixed";
+  $("order").hidden = !timeline.hasDates() || (isQuery(state) && state.find === "captions");
+}
+
+// The dates come after the rest of the page. Nothing else is drawn again: a click or an error message would get lost.
+function drawDates() {
+  drawOrder();
+  if (!$("filters").hidden) filters.showTimeline($("filters"), state, go);
 }
 
 const narrowed = () => Boolean(state.where || state.since || state.until || Object.keys(state.filters).length);
@@ -192,7 +204,7 @@ async function moreOfTheList(button) {
     found = { ...next, hits: state.copies ? every : grid.withoutCopies(every), every, returned: every.length };
     drawFound();
   } catch (error) {
-    drawRefusal(error);
+    if (key === shownFor) drawRefusal(error);
   }
 }
 
@@ -302,7 +314,7 @@ function drawRefusal(error) {
     openFilters(true);
     filters.show($("filters"), about, state, go, error.message);
   }
-  const again = h("button", { type: "button", class: "plain", onclick: () => ask(shownFor) }, "Try again");
+  const again = h("button", { type: "button", class: "plain", onclick: () => (about.limits.k ? ask(shownFor) : begin()) }, "Try again");
   if (error.status >= 500 || error.status === 0) say("The search failed", error.id ? `${error.message} (${error.id})` : error.message, again);
   else say(faulty ? "The condition is not valid" : "The query is not valid", error.message);
 }
@@ -352,6 +364,8 @@ async function begin() {
     about = await api.stats();
   } catch (error) {
     return drawRefusal(error);
+  } finally {
+    begun = true;
   }
   const items = about.stats.items ?? 0;
   $("tagline").textContent = items ? `${several(items, "picture", "pictures")}. Describe the one you are looking for.` : "";
@@ -361,7 +375,7 @@ async function begin() {
   $("examples").replaceChildren(...examples.map((text) => h("a", { href: write({ ...read("?"), q: text }), onclick: follow }, text)));
   $("examples").hidden = !examples.length;
   // Without dates and saved searches, the page still searches.
-  timeline.load().then(drawHead, () => {});
+  timeline.load().then(drawDates, () => {});
   saved.show($("saved"), follow, about.saving).catch(() => {});
   shownFor = null;
   render();
