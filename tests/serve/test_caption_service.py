@@ -14,7 +14,7 @@ from calligram.serve.caption_service import CaptionService
 
 def test_a_fully_captioned_collection_has_nothing_to_suggest(library_folder, served_run):
     captions, library = CaptionService(served_run / "scenes"), Library.open(library_folder)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while (found := captions.suggestions(library)).state == "working" and time.monotonic() < until:
         time.sleep(0.05)
     assert found.state == "failed"

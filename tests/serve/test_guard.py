@@ -85,7 +85,7 @@ def test_every_answer_has_safe_headers(served):
 def test_no_request_can_read_files_outside_of_the_library(served, path):
     """Sent byte for byte: a client library would tidy the path up."""
     host, port = served.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
+    with socket.create_connection((host, int(port)), 60) as connection:
         target = path.replace(" ", "%20").encode()
         connection.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: connection.recv(65536), b""))

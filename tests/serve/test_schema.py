@@ -74,7 +74,7 @@ def test_every_answer_conforms_to_the_description(served, copies_served, descrip
         def check(case):
             asked = case.as_transport_kwargs(base_url=served.url)
             assume(len(requests.Request("GET", asked["url"], params=asked.get("params")).prepare().url) <= LONGEST)
-            case.call_and_validate(base_url=served.url, session=session, timeout=30, checks=CHECKS)
+            case.call_and_validate(base_url=served.url, session=session, timeout=60, checks=CHECKS)
 
         check()
     assert served.client.get("/api/health").status_code == 200

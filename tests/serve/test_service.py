@@ -61,9 +61,11 @@ def test_an_unreadable_new_version_is_reported_while_the_old_version_serves(sear
 
 
 def test_a_search_that_takes_too_long_is_stopped(searcher, monkeypatch):
-    monkeypatch.setattr(searcher, "image_batch", lambda *_, **__: time.sleep(0.3))
+    free = threading.Event()
+    monkeypatch.setattr(searcher, "image_batch", lambda *_, **__: free.wait(60))
     with client(searcher, timeout_seconds=0.05) as asking:
         answer = asking.get("/api/search", params={"q": "a dog"})
+        free.set()
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert "took too long" in answer.json()["error"]
@@ -78,7 +80,7 @@ def test_pictures_indexed_later_are_found_without_a_restart(served_run, tmp_path
         assert growing.get("/api/stats").json()["stats"]["items"] == 1
         Image.new("RGB", (50, 40), "blue").save(pictures / "blue.jpg")
         index_source(matchers, pictures, library)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while growing.get("/api/stats").json()["stats"]["items"] == 1 and time.monotonic() < until:
             time.sleep(0.05)
         hits = growing.get("/api/search", params={"q": "blue", "all": True}).json()["hits"]
@@ -166,7 +168,7 @@ def test_work_over_the_time_limit_keeps_its_place_until_it_ends():
         while True:
             try:
                 return await workers.run(lambda: "again")
-            except QueueFullError:
+            except (QueueFullError, WorkTimeoutError):  # a busy machine may need longer than the limit
                 await asyncio.sleep(0.01)
 
     assert alone(late()) == "again"

@@ -66,7 +66,7 @@ class CaptionService:
     def start_round(self, library: Library) -> SuggestionRound:
         """Choose images again, with the captions that were added since. Does nothing while a round is being chosen."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._round = SuggestionRound("working", message="loading the matcher")
                 self._thread = threading.Thread(target=self._suggest, args=(library,), daemon=True, name="suggest")
                 self._thread.start()
@@ -124,7 +124,7 @@ class CaptionService:
             log.exception("images could not be suggested")
             ended = SuggestionRound("failed", message="the server failed; see its log")
         with self._lock:
-            self._round = ended
+            self._round, self._thread = ended, None
 
     def _track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
         for done, item in enumerate(items):

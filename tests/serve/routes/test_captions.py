@@ -23,7 +23,7 @@ FIRST = {f"scene {row}" for row in range(4)}
 
 def proposed(client) -> dict:
     """The suggestions, once they are there."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while True:
         answer = client.get("/api/suggestions")
         assert answer.status_code == 200, answer.text

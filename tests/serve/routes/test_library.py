@@ -19,7 +19,7 @@ from calligram.serve.service import BackgroundWork
 
 
 def ready(client, path: str) -> dict:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while (answer := client.get(path)).json()["state"] == "working":
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -169,7 +169,7 @@ def test_downloads_that_cannot_be_are_refused(copies_served):
 
 def test_few_downloads_at_a_time_and_each_ends_with_its_client(copies_served):
     ids = [hit["id"] for hit in copies_served.client.get("/api/browse").json()["hits"]]
-    served, end = 0, time.monotonic() + 20
+    served, end = 0, time.monotonic() + 90
     while served < 6:  # clients that leave while the answer arrives; the server may notice it a moment later
         with copies_served.client.stream("GET", "/api/export", params={"id": ids}) as answer:
             served += answer.status_code == 200
@@ -183,7 +183,7 @@ def test_few_downloads_at_a_time_and_each_ends_with_its_client(copies_served):
 
 
 def wait_until_idle(work: BackgroundWork) -> None:
-    work._thread.join(10)
+    work._thread.join(60)
     assert not work._thread.is_alive()
 
 
@@ -192,13 +192,16 @@ def test_background_work_runs_once_for_each_version():
 
     def slow(searcher, track):
         for _ in track(range(2), "counting", 2):
-            release.wait(10)
+            release.wait(60)
         done.append(searcher.library)
         return f"result {len(done)}"
 
     work, first, second = BackgroundWork(slow, "slow"), SimpleNamespace(library="1"), SimpleNamespace(library="2")
     assert work.answer(first).state == "working"
-    time.sleep(0.05)
+    end = time.monotonic() + 60
+    while not work.answer(first).message:  # until the thread has begun
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert work.answer(first).message == "counting, 0 of 2"
     assert work.answer(second).state == "working"  # one piece of work at a time
     release.set()
