@@ -52,7 +52,7 @@ def test_hits_are_shown_as_pictures(tmp_path):
     html = Results(hits, below_cutoff=4)._repr_html_()
     assert Tags(html).names == {"div", "img", "br", "p"}, "the name of a file is text"
     assert [image.size for image in pictures(html)] == [(160, 80)]
-    assert "4 more are not a good match" in html
+    assert "4 of the nearest 7 are not a good match" in html
     assert "no good match" in Results(())._repr_html_()
     captions = Results((Hit("1", 0.5, 1, text="a <b>dog</b>"),))._repr_html_()
     assert "a &lt;b&gt;dog&lt;/b&gt;" in captions

@@ -56,7 +56,8 @@ class ShownHits:
         shown = [html_picture(_read(hit.path), _caption(hit)) for hit in self.hits[:SHOWN_PICTURES]]
         more = len(self.hits) - len(shown)
         notes = [f"{more} more hits"] if more else []
-        notes += [f"{self.below_cutoff} more are not a good match"] if self.below_cutoff else []
+        nearest = len(self.hits) + self.below_cutoff
+        notes += [f"{self.below_cutoff} of the nearest {nearest} are not a good match"] if self.below_cutoff else []
         notes += ["no good match"] if not self.hits else []
         return "".join(shown) + (f"<p>{escape('; '.join(notes))}</p>" if notes else "")
 

@@ -102,7 +102,7 @@ def test_the_number_of_hidden_paths_goes_to_stderr(libraries, monkeypatch):
     monkeypatch.setattr(module, "library_scales", lambda *_: ScoreScales(across=scale, short_texts=scale, images=scale))
     done = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
     assert done.stdout.splitlines() == [hit["path"] for hit in hits[:3]]
-    assert done.stderr.strip() == "7 more are not a good match; --all shows them"
+    assert done.stderr.strip() == "7 of the nearest 10 are not a good match; --all shows them"
 
 
 def test_a_table_shows_scores_and_a_path_given_as_the_query_is_a_picture(libraries, pictures, monkeypatch):
@@ -142,6 +142,13 @@ def test_truncated_words_are_counted(libraries):
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert done.stderr.strip() == "the last 10 words were not used: the text is longer than the matcher reads"
     assert json.loads(done.stdout)["hits"]
+
+
+def test_unknown_words_are_named_next_to_hits(libraries):
+    asked = ["search", str(libraries / "photos"), "a red treasury disc", "--all", "--paths"]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert done.stderr.strip() == "the matcher does not know: treasury"
+    assert done.stdout
 
 
 @pytest.mark.parametrize(

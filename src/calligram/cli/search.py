@@ -133,6 +133,8 @@ def search(
         errors.print(
             f"the last {results.truncated_words} words were not used: the text is longer than the matcher reads"
         )
+    if results.unknown_words and results.hits:
+        errors.print(f"the matcher does not know: {', '.join(results.unknown_words)}")
     if as_json:
         typer.echo(json.dumps(_content(results, searcher, captions), ensure_ascii=False))
     elif paths or null:
@@ -314,7 +316,9 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
 
 
 def _more(results: Results) -> str:
-    return f"{results.below_cutoff} more are not a good match; --all shows them"
+    """How many of the items that were looked at are hidden: of a whole library, nobody counts them."""
+    nearest = len(results.hits) + results.below_cutoff
+    return f"{results.below_cutoff} of the nearest {nearest} are not a good match; --all shows them"
 
 
 def _nothing(results: Results, searcher: Searcher, captions: bool) -> str:

@@ -89,7 +89,7 @@ class SearchAnswer(BaseModel):
 
     hits: list[HitAnswer]
     below: int = Field(
-        ge=0, description="Number of candidates that are not a good match and were left out; all=true returns them."
+        ge=0, description="How many of the nearest k are not a good match and were left out; all=true returns them."
     )
     milliseconds: dict[str, float] = Field(description="Time of each stage: encode, search, rerank.")
     depth: int = Field(

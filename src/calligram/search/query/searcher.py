@@ -69,7 +69,7 @@ class Results(ShownHits):
 
     hits: tuple[Hit, ...]
     below_cutoff: int = 0
-    """number of hits that are hidden because their score is below the cut-off"""
+    """how many of the nearest k are hidden because their score is below the cut-off"""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     """seconds of ``encode``, ``search`` and ``rerank``"""
     unknown_words: tuple[str, ...] = ()
