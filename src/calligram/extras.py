@@ -22,7 +22,7 @@ def install_command(extra: str) -> str:
     >>> print(install_command("search").partition(" install ")[2].rpartition("[")[2])
     search]"
     """
-    clone = _clone()
+    clone = clone_folder()
     return f'{_pip()} install "calligram[{extra}]"' if clone is None else f'{_pip()} install -e "{clone}[{extra}]"'
 
 
@@ -33,7 +33,7 @@ def _pip() -> str:
     return "pip" if own else f"{shlex.quote(sys.executable or 'python')} -m pip"
 
 
-def _clone() -> str | None:
+def clone_folder() -> str | None:
     """The folder of the source code that this package runs or was installed from; None for an installed release."""
     source = Path(__file__).resolve().parents[2]
     if not (source / "pyproject.toml").is_file():

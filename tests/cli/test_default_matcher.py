@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 from PIL import Image
 
+from calligram.cli.index import _trained
 from calligram.errors import UserError
 from calligram.search.library import defaults
 from calligram.search.library.defaults import DEFAULT_MODEL, data_folder, default_matcher, find_library, library_of
@@ -54,7 +55,23 @@ def test_a_folder_becomes_a_library_that_search_finds(home, cache, calligram):
     assert [model["default"] for model in listed] == [True, False, False]
     assert listed[0]["folder"] is not None
     assert listed[1]["folder"] is None
-    assert DEFAULT_MODEL.name in calligram("models").stdout
+    printed = calligram("models").stdout
+    assert DEFAULT_MODEL.name in printed
+    assert "91.4 / 80.5" in printed
+    assert "published in LAION CLIP_benchmark" in printed
+    assert "measured by this project" in printed
+
+
+def test_the_presets_that_models_lists_have_the_numbers_of_the_leaderboard():
+    listed = _trained()
+    assert [row[0].split()[0] for row in listed][:2] == ["best-ensemble", "best"]
+    board = (Path(__file__).parents[2] / "docs" / "results" / "leaderboard.md").read_text().splitlines()
+    for preset, recalls, rsum, seeds, _ in listed:
+        first, second = recalls.split(" / ")
+        row = next(line for line in board if line.startswith("| flickr8k") and f"| {rsum}" in line)
+        assert [cell.split(" / ")[1] for cell in row.split(" | ")[2:4]] == [first, second], preset
+        assert row.split(" | ")[6] == seeds
+        assert ("†" in row) == ("†" in preset)
 
 
 def test_a_library_keeps_its_matcher(home, tiny_clip, calligram):

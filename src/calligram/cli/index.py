@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 """what makes a folder a run; as in ``models.catalog``, whose import takes seconds"""
+SHOWN_PRESETS = 3
+"""presets that ``calligram models`` lists"""
 COUNT_LABELS = {
     "added": "new",
     "copied": "copies",
@@ -164,34 +167,76 @@ def _choices(run: str | None, source: Path | None, out: Path | None, offline: bo
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List dual encoders that search photographs without training, and which of them are on this machine.
 
-    "calligram index NAME PICTURES" downloads one that is not. The first one is the default.
+    "calligram index NAME PICTURES" downloads one that is not. The first one is the default. In a clone, the best
+    presets that were trained on Flickr8k are listed too.
     """
-    from calligram.search.library.defaults import DEFAULT_MODEL, KNOWN_MODELS, cached_folder, folder_bytes
+    from calligram.search.library.defaults import DEFAULT_MODEL, KNOWN_MODELS, PUBLISHED_IN, cached_folder, folder_bytes
 
     found = []
     for model in KNOWN_MODELS:
         folder = cached_folder(model.name)
         size = model.megabytes if folder is None else round(folder_bytes(folder) / 1e6)
-        place = None if folder is None else str(folder)
-        about = {**model._asdict(), "megabytes": size, "folder": place, "default": model is DEFAULT_MODEL}
-        found.append({**about, "flickr8k": None})
+        place = {"folder": None if folder is None else str(folder), "default": model is DEFAULT_MODEL}
+        source = {"flickr8k_source": PUBLISHED_IN if model.flickr8k else None}
+        found.append({**model._asdict(), "megabytes": size, **place, **source})
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "licence", "MB", "on this machine", "about"):
-        table.add_column(column, justify="right" if column == "MB" else "left", overflow="fold")
-    for row in found:
-        where = "yes" if row["folder"] else "no"
-        note = " (default)" if row["default"] else ""
-        table.add_row(f"{row['name']}{note}", str(row["licence"]), str(row["megabytes"]), where, str(row["about"]))
+    for column in ("name", "licence", "MB", "here", "R@5 *", "about"):
+        table.add_column(column, justify="right" if column == "MB" else "left", no_wrap=column != "about")
+    for row, model in zip(found, KNOWN_MODELS, strict=True):
+        recall = "{} / {}".format(*model.flickr8k) if model.flickr8k else "unknown"
+        about = f"{'the default; ' if row['default'] else ''}{model.about}"
+        table.add_row(model.name, model.licence, str(row["megabytes"]), "yes" if row["folder"] else "no", recall, about)
     console.print(table)
-    measure = command("calligram", "train", "pretrained", "COLLECTION", "--set", "pretrained.model=NAME", "--set", "epochs=0")  # fmt: skip  # noqa: E501
     console.print(
-        f"how good they are on Flickr8k has not been measured here; {measure} and calligram evaluate measure it",
+        "* on the test images of Flickr8k: captions for an image / images for a caption; published in "
+        f"{PUBLISHED_IN}. Measure others with calligram train pretrained COLLECTION --set pretrained.model=NAME "
+        "--set epochs=0, and calligram evaluate.",
         style="dim",
         soft_wrap=True,
     )
+    _print_trained()
+
+
+def _print_trained() -> None:
+    """Print the best presets of this project on Flickr8k, from its recorded results, which only a clone has."""
+    from calligram.studies.claims import SEEN_MARK
+
+    if best := _trained():
+        console.print("\nTrained on Flickr8k and measured by this project (calligram train PRESET):")
+        table = Table(box=None, pad_edge=False)
+        for column in ("preset", "R@5 *", "rsum", "seeds", "image and text network"):
+            table.add_column(column, overflow="fold")
+        for cells in best:
+            table.add_row(*cells)
+        console.print(table)
+        console.print(f"{SEEN_MARK} its text encoder was trained on texts with the captions of Flickr8k", style="dim")
+
+
+def _trained() -> list[list[str]]:
+    """For each preset, its best row on the test images of Flickr8k: the means over the seeds."""
+    from calligram.extras import clone_folder
+    from calligram.studies.claims import SEEN_MARK, has_seen_captions
+
+    rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for file in sorted(Path(clone_folder() or "", "results").glob("*.jsonl")):
+        if file.name in ("claims.jsonl", "withdrawn.jsonl"):
+            continue
+        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if line.get("study") and (line["collection"], line["split"]) == ("flickr8k", "test") and line["rsum"]:
+                rows.setdefault((line["recipe"], line["study"]), {})[line["seed"]] = line
+    shown: dict[str, list[str]] = {}
+    for (preset, _), by_seed in sorted(rows.items(), key=lambda row: -fmean(line["rsum"] for line in row[1].values())):
+        lines = list(by_seed.values())
+        recalls = [f"{fmean(line[side]['r5'] for line in lines):.1f}" for side in ("i2t", "t2i")]
+        networks = [str(lines[0]["settings"].get(key, "")) for key in ("image.backbone", "text.encoder")]
+        mark = f" {SEEN_MARK}" if has_seen_captions(networks[1]) else ""
+        rsum = f"{fmean(line['rsum'] for line in lines):.1f}"
+        parts = ", ".join(Path(network).name for network in networks if network)
+        shown.setdefault(preset, [preset + mark, " / ".join(recalls), rsum, str(len(lines)), parts])
+    return list(shown.values())[:SHOWN_PRESETS]
 
 
 def _print(report: IndexReport, out: Path) -> None:
