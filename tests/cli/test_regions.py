@@ -48,3 +48,13 @@ def test_missing_options_are_reported_without_a_traceback(calligram, copy):
     assert "unknown proposals 'grit'; did you mean 'grid'?" in done.stderr
     done = calligram("regions", copy, "--recall")
     assert "no proposals for split all" in done.stderr
+
+
+def test_a_size_that_the_backbone_does_not_accept_is_one_line(calligram, copy, tiny_clip):
+    done = calligram("regions", copy, "--proposals", "grid", "--backbone", tiny_clip, "--size", 20)
+    assert done.returncode == 2
+    message = " ".join(done.stderr.split())
+    assert "does not accept images of 20 x 20 pixels" in message
+    assert "its own size is 16 (setting image.size, or --size of calligram regions)" in message
+    assert "Traceback" not in message
+    assert "greater than or equal to 1" in calligram("regions", copy, "--size", 0).stderr

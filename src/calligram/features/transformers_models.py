@@ -99,6 +99,24 @@ def loading_error(what: str, name: str, error: Exception) -> UserError:
 
 
 @contextlib.contextmanager
+def explained_size(model: Any, pixels: Tensor) -> Iterator[None]:
+    """Turn the error of an image network that does not accept the size of its images into one for the user."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        if not any(words in reason.lower() for words in ("image size", "kernel size", "output size is too small")):
+            raise
+        own = getattr(model.config, "image_size", None)
+        todo = f"its own size is {own}" if isinstance(own, int) else "give a larger size"
+        size = " x ".join(map(str, pixels.shape[-2:]))
+        raise UserError(
+            f"the image network does not accept images of {size} pixels ({reason}); {todo} (setting image.size, or "
+            "--size of calligram regions)"
+        ) from error
+
+
+@contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Suppress progress bars and reports of ``transformers``."""
     from transformers.utils import logging

@@ -33,6 +33,7 @@ from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import (
     architecture_config,
     describe_architecture,
+    explained_size,
     quiet_transformers,
     run_with_compiled_layers,
     transformer_layers,
@@ -115,8 +116,7 @@ class Backbone(nn.Module):
     def dim(self) -> int:
         """Dimension D of the vector and of the grid cells."""
         with torch.no_grad():
-            training = self.training
-            size = int(getattr(self.model.config, "image_size", None) or 224)
+            training, size = self.training, int(getattr(self.model.config, "image_size", None) or 224)
             output = self.eval()(torch.zeros(1, 3, size, size, device=device_of(self)))
             self.train(training)
         return int(output.vectors.shape[1])
@@ -206,7 +206,7 @@ class Backbone(nn.Module):
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
         self._draw_patches(pixels)
-        with network_precision(pixels):
+        with network_precision(pixels), explained_size(self.model, pixels):
             output = self._run(pixels)
         states, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
         if not torch.is_grad_enabled():
