@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from PIL import Image
 
 
@@ -40,6 +41,23 @@ def test_a_second_import_keeps_added_captions_and_reports_contradictions(calligr
     kept = made / "added-by-hand.2.csv"
     assert f'1 caption added since the last import kept in {kept}; "calligram caption {made} {kept}"' in done.stdout
     assert "1 caption added" in calligram("caption", made, kept).stdout
+
+
+@pytest.mark.parametrize("format", ["webdataset", "datasets"])
+def test_a_collection_is_exported_and_imported_again(calligram, tiny, tmp_path, format):
+    if format == "datasets":
+        pytest.importorskip("datasets")
+    done = calligram("export", tiny.folder, f"--{format}", tmp_path / "out")
+    images, captions = tiny.manifest["counts"]["images"], tiny.manifest["counts"]["captions"]
+    assert f"{images} images and {captions} captions in {tmp_path / 'out'}" in done.stdout, done.stderr
+    done = calligram("import", format, tmp_path / "out", tmp_path / "back")
+    assert f"{images} images, {captions} captions" in done.stdout, done.stderr
+    refused = calligram("export", tiny.folder, f"--{format}", tmp_path / "out")
+    assert refused.returncode == 2
+    assert "exists" in refused.stderr
+    other = calligram("export", tmp_path, f"--{format}", tmp_path / "other")
+    assert other.returncode == 2
+    assert "is not a collection" in other.stderr
 
 
 def test_scenes_are_generated(calligram, tmp_path):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -162,6 +163,23 @@ def test_a_pushed_run_is_pulled_again(run, tmp_path, hub):
     with pytest.raises(UserError, match="'ann/tiny' holds no run of Calligram"):
         pull_run("ann/tiny", tmp_path / "damaged", endpoint=hub.address)
     assert not (tmp_path / "damaged").exists()
+
+
+def test_the_verbs_push_and_pull(run, tiny, tmp_path, hub, monkeypatch, calligram):
+    done = calligram("push", run, "ann/tiny", "--test", tiny.folder, "--license", "mit", "--out", tmp_path / "shown")
+    assert "holds what would be uploaded" in done.stdout, done.stderr
+    assert "| tiny, test |" in (tmp_path / "shown" / "README.md").read_text()
+    assert not hub.created
+    for function in (push_run, pull_run):  # the client reads the address of the hub when it is imported
+        monkeypatch.setattr(sharing, function.__name__, partial(function, endpoint=hub.address))
+    done = calligram("push", run, "ann/tiny", "--license", "mit")
+    assert f"uploaded: {hub.address}/ann/tiny" in done.stdout, done.stderr
+    done = calligram("pull", "ann/tiny", "--out", tmp_path / "pulled")
+    assert f"the run is in {tmp_path / 'pulled'}" in done.stdout, done.stderr
+    assert run_fingerprint(tmp_path / "pulled") == run_fingerprint(run)
+    again = calligram("pull", "ann/tiny", "--out", tmp_path / "pulled")
+    assert again.returncode == 2
+    assert "exists; give the name of a new folder" in again.stderr
 
 
 def test_refusals_are_one_line(run, tmp_path, hub, monkeypatch):
