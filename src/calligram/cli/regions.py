@@ -37,7 +37,8 @@ def regions(
         str | None, typer.Option(help="Folder or hub name of a vision model; its features of the regions are stored.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Side of the backbone's input in pixels. The default is that of the backbone.")
+        int | None,
+        typer.Option(min=1, help="Side of the backbone's input in pixels. The default is that of the backbone."),
     ] = None,
     detector: Annotated[
         str, typer.Option(help="A YOLOX .onnx file; the classes that it finds in a region are added to the features.")
