@@ -22,6 +22,7 @@ def test_the_wheel_holds_the_package_and_its_command_runs(tmp_path):
     assert "calligram/py.typed" in names
     presets = {file.name for file in (ROOT / "src" / "calligram" / "recipes" / "presets").glob("*.toml")}
     assert presets == {Path(name).name for name in names if name.startswith("calligram/recipes/presets/")}
+    assert "calligram/search/indexing/countries.txt" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "src", "results", "examples"))]
     folder = tmp_path / "venv"

@@ -6,9 +6,11 @@ killed run continues.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -169,14 +171,21 @@ class PlaceNames:
         return all(isinstance(metadata.get(name), int | float) for name in ("latitude", "longitude"))
 
     def values(self, items: Sequence[tuple[Values, ScannedPicture]], source: PictureSource) -> Iterator[str]:
-        """Town, region and country code, such as "Mitte, Berlin, DE"."""
+        """Town, region and country, such as "Mitte, Berlin, Germany"."""
         positions = [(float(metadata["latitude"]), float(metadata["longitude"])) for metadata, _ in items]
         if not positions:
             return
         for position, town in zip(positions, self._search(positions, mode=1, verbose=False), strict=True):
             near = kilometres(position, (float(town["lat"]), float(town["lon"]))) <= MAX_PLACE_KM
-            parts = [town["name"], town["admin1"], town["cc"]]
+            parts = [town["name"], town["admin1"], country_names().get(town["cc"], town["cc"])]
             yield ", ".join(dict.fromkeys(part for part in parts if part)) if near else ""
+
+
+@functools.cache
+def country_names() -> Mapping[str, str]:
+    """English names of countries by their code of two letters; the list of towns has codes only."""
+    lines = (Path(__file__).parent / "countries.txt").read_text(encoding="utf-8").splitlines()
+    return {code: name for code, _, name in (line.partition(" ") for line in lines)}
 
 
 def kilometres(one: tuple[float, float], other: tuple[float, float]) -> float:
