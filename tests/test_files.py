@@ -142,7 +142,7 @@ def test_a_writer_waits_until_the_lock_is_free(tmp_path):
         thread.start()
         time.sleep(0.1)
         order.append("first")
-    thread.join(10)
+    thread.join(60)
     assert order == ["first", "second"]
 
 

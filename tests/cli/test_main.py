@@ -134,7 +134,7 @@ def test_a_preset_is_copied_changed_and_trained(calligram, tiny, small, tmp_path
 def test_python_m_calligram_prints_the_same_and_ends_with_the_same_code(
     calligram, tmp_path, arguments, code, printed, complained
 ):
-    real = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN)
+    real = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=180, env=PLAIN)
     assert (real.returncode, real.stdout) == (code, printed)
     assert real.stderr.startswith(complained)
     assert calligram(*arguments, cwd=tmp_path) == (real.returncode, real.stdout, real.stderr)
@@ -229,7 +229,7 @@ def test_lack_of_memory_is_one_line_that_says_what_to_do(tmp_path, megabytes):
 
     done = subprocess.run(
         [*COMMAND, "index", "run", ".", "--out", "library"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN, preexec_fn=limit, check=False,
+        capture_output=True, text=True, cwd=tmp_path, timeout=180, env=PLAIN, preexec_fn=limit, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]

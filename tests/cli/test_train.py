@@ -49,12 +49,12 @@ def test_a_stopped_training_prints_how_to_continue(tiny, small, tmp_path):
     command = [sys.executable, "-c", f"{listens}; from calligram.cli.main import main; main()"]
     asked = [*command, "train", "vse", str(tiny.folder), "--out", str(out), "--set", "epochs=100000", *small]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while not list((out / "state").glob("*")) and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         try:
-            printed, complained = process.communicate(timeout=60)
+            printed, complained = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == 130, complained

@@ -189,7 +189,7 @@ def test_a_process_killed_at_any_time_leaves_complete_additions(copy):
         time.sleep(moments.uniform(0.05, 0.4))
         process.send_signal(signal.SIGKILL)
         told = [int(line) for line in process.stdout.read().splitlines() if line.isdigit()]
-        process.wait(10)
+        process.wait(60)
         found = [text for _, text in pairs(Collection.open(copy)) if text.startswith(f"{turn}.")]
         count = len(found) // 2
         assert found == [f"{turn}.{n} {which}" for n in range(count) for which in ("one", "two")]

@@ -159,5 +159,5 @@ def test_a_writer_that_waited_gets_the_lock_of_the_new_collection(captioned: Pat
         time.sleep(0.1)  # so that it waits for the lock of the collection that is about to go
         (captioned / "c").rename(captioned / "old")
         (captioned / "next").rename(captioned / "c")
-    waiting.join(30)
+    waiting.join(60)
     assert held == [True]

@@ -308,10 +308,10 @@ import time, torch
 from calligram.studies import row_server
 row_server.CUDA_CHECK, row_server.MPS_SOCKET = "", row_server.Path({str(tmp_path / "control")!r})
 with row_server.multi_process_service(torch.device("cuda"), 2, print):
-    time.sleep(60)
+    time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", program])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not file.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -97,6 +99,17 @@ def leave_the_group(out: Path) -> None:
     out.with_name(f"{out.name}-threads").write_text("\n".join(names))
 
 
+def free_port() -> int:
+    """A port that nothing uses, below those that the system gives to clients and servers of other tests."""
+    first = os.getpid() % 10000
+    for offset in range(10000):
+        port = 20000 + (first + offset) % 10000
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def launch(rank: int, port: int, *arguments: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     environment |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -110,11 +123,11 @@ def stepped(stored_tiny, spoken_tiny, tmp_path_factory) -> Path:
     """
     out, threads = tmp_path_factory.mktemp("stepped"), torch.get_num_threads()
     folders = {"stored": str(stored_tiny.folder), "spoken": str(spoken_tiny.folder)}
-    port = 20000 + os.getpid() % 20000
+    port = free_port()
     started = [launch(rank, port, json.dumps(folders), str(out / f"two-{rank}")) for rank in (0, 1)]
     take_steps(folders, out / "one")
     torch.set_num_threads(threads)
-    assert [process.wait(120) for process in started] == [0, 0]
+    assert [process.wait(300) for process in started] == [0, 0]
     return out
 
 
@@ -172,7 +185,7 @@ def test_torchrun_trains_to_the_weights_of_a_single_process(calligram, stored_ti
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     together = subprocess.run(
         [sys.executable, *torchrun, str(script), *asked[1]],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=180, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=400, capture_output=True, text=True,
     )  # fmt: skip
     assert together.returncode == 0, together.stderr
     one, two = (load_file(out / "best.safetensors") for out in outs)

@@ -21,13 +21,13 @@ FIRST_KINDS = (1, 2)
 
 def wandb_messages(file: Path) -> list[object]:
     """The messages of a run that has ended; another process writes them, and may still do so when the run ends."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         messages = written_messages(file)
         if messages and messages[-1].WhichOneof("record_type") == "exit":
             return messages
         time.sleep(0.05)
-    raise AssertionError(f"{file} has no end after 30 s")
+    raise AssertionError(f"{file} has no end after 120 s")
 
 
 def written_messages(file: Path) -> list[object]:
