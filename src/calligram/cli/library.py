@@ -243,6 +243,9 @@ def export(
     datasets: Annotated[
         Path | None, typer.Option(help="Of a collection: new folder for load_from_disk of Hugging Face datasets.")
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Of a collection: new folder for pairs.csv (filepath, title) and its pictures.")
+    ] = None,
     vectors: Annotated[
         Path | None, typer.Option(help="Of a library: new Parquet file with the vectors of all pictures.")
     ] = None,
@@ -261,17 +264,17 @@ def export(
     ] = PicturePlacement.copy,
     engine: VectorAddress = None,
 ) -> None:
-    """Export a run (--onnx), a collection (--webdataset, --datasets), or selected pictures of a library (--out)
+    """Export a run (--onnx), a collection (--webdataset, --datasets, --csv), or selected pictures of a library (--out)
     or its vectors (--vectors).
 
     ONNX files are compared with the matcher, and deleted if onnxruntime gives other vectors. "calligram import
     webdataset" and "calligram import datasets" restore a collection. Next to the pictures of a library are
     selection.csv and selection.json with ids, scores, captions and metadata.
     """
-    if sum(target is not None for target in (onnx, webdataset, datasets, vectors, out)) != 1:
+    if sum(target is not None for target in (onnx, webdataset, datasets, csv, vectors, out)) != 1:
         raise UserError(
-            "give --onnx FOLDER for a run, --webdataset FOLDER or --datasets FOLDER for a collection, or --out FOLDER "
-            "for pictures of a library, or --vectors FILE for its vectors"
+            "give --onnx FOLDER for a run, --webdataset, --datasets or --csv FOLDER for a collection, --out FOLDER for "
+            "pictures of a library, or --vectors FILE for its vectors"
         )
     if int8 and onnx is None:
         raise UserError("--int8 is for ONNX files; add --onnx FOLDER")
@@ -282,9 +285,10 @@ def export(
         count = write_vectors(Library.open(source, index=engine), vectors, progress_bar)
         console.print(f"{count:,} vectors in {vectors}", soft_wrap=True)
         return
-    if webdataset is not None or datasets is not None:
-        _export_collection(source, webdataset, datasets)
-        return
+    for kind, target in (("webdataset", webdataset), ("datasets", datasets), ("csv", csv)):
+        if target is not None:
+            _export_collection(source, kind, target)
+            return
     if onnx is not None:
         from calligram.cli.train import export_onnx_files
 
@@ -294,19 +298,15 @@ def export(
     _export_selection(source, out, query, where, saved, k, everything, placing.value, engine)
 
 
-def _export_collection(source: Path, webdataset: Path | None, datasets: Path | None) -> None:
+def _export_collection(source: Path, kind: str, target: Path) -> None:
     """Export a collection to one of the other formats."""
     from calligram.data.collection import Collection
     from calligram.data.readers.hugging_face import export_datasets
+    from calligram.data.readers.samples import export_csv
     from calligram.data.readers.webdataset import export_webdataset
 
-    collection = Collection.open(source)
-    if webdataset is not None:
-        report = export_webdataset(collection, webdataset, track=progress_bar)
-    else:
-        assert datasets is not None
-        report = export_datasets(collection, datasets, track=progress_bar)
-    target = webdataset or datasets
+    exports = {"webdataset": export_webdataset, "datasets": export_datasets, "csv": export_csv}
+    report = exports[kind](Collection.open(source), target, track=progress_bar)
     console.print(f"{report.images:,} images and {report.captions:,} captions in {target}", soft_wrap=True)
     for id, reason in report.problems:
         errors.print(f"left out: {id}: {reason}", soft_wrap=True)

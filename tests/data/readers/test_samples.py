@@ -1,7 +1,8 @@
-"""Export to WebDataset and to Hugging Face datasets, read by these packages, and import again."""
+"""Export to WebDataset, to Hugging Face datasets and to a table of CLIP, read by others, and import again."""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 
@@ -12,6 +13,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.readers.catalog import import_collection
 from calligram.data.readers.hugging_face import export_datasets
+from calligram.data.readers.samples import export_csv
 from calligram.data.readers.webdataset import export_webdataset
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
@@ -68,6 +70,21 @@ def test_a_round_trip_keeps_bytes_captions_splits_matches_and_metadata(collectio
     assert content(made) == content(collection)
     with pytest.raises(UserError, match="exists; give the name of a new folder"):
         EXPORTS[format](collection, tmp_path / "out")
+
+
+def test_a_table_of_clip_has_a_row_for_each_pair(collection, tmp_path):
+    report = export_csv(collection, tmp_path / "out")
+    assert (report.images, report.captions, report.problems) == (4, 5, [])
+    assert report.left_out == ["images without captions"]
+    rows = list(csv.DictReader((tmp_path / "out" / "pairs.csv").open(encoding="utf-8"), delimiter="\t"))
+    assert {row["title"] for row in rows} == {"a dark square on two lines", "ein Bild ☃", "three"}
+    assert all((tmp_path / "out" / row["filepath"]).is_file() for row in rows)
+    made, problems = import_collection("csv", tmp_path / "out" / "pairs.csv", tmp_path / "again", split=None)
+    assert not [problem for problem in problems.found if problem.skipped]
+    assert made.splits() == {"train": 2, "dev": 1, "test": 1}
+    assert len(made.table("matches")) == 5
+    with pytest.raises(UserError, match="exists; give the name of a new folder"):
+        export_csv(collection, tmp_path / "out")
 
 
 def test_the_package_webdataset_reads_the_tars(collection, tmp_path):

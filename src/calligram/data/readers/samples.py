@@ -6,6 +6,7 @@ identities, metadata, and captions of several images.
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValu
 from calligram.data.pictures import PictureError
 from calligram.data.readers.captions_table import (
     CAPTION_COLUMN_NAMES,
+    CLIP_CAPTION_COLUMN,
+    CLIP_IMAGE_COLUMN,
     IDENTITY,
     SPLIT,
     MatchedRow,
@@ -28,12 +31,15 @@ from calligram.data.readers.source import SPLIT_NAMES, canonical_split
 from calligram.errors import UserError
 from calligram.files import NEW_FOLDER, check_space, move_folder, scratch_folder
 from calligram.picture_formats import PICTURE_SUFFIXES
+from calligram.progress import Track, silent
 from calligram.records import integer, list_of, map_of, optional, record, text
 
 RECORD_KEY = "calligram"
 """key of a sample under which the export keeps what other programs have no place for"""
 NO_SPLIT = "unassigned"
 """name that the export gives to images without a split"""
+CSV_FILE = "pairs.csv"
+"""table of an export for programs that read CLIP's kind"""
 NOT_EXPORTED = ("regions", "phrases", "also_true")
 """tables that have no place in the other formats"""
 
@@ -281,3 +287,36 @@ def picture_bytes(collection: Collection, image: ExportedSample, problems: list[
     except PictureError as error:
         problems.append((str(image.record["id"]), str(error)))
         return None
+
+
+def export_csv(collection: Collection, target: Path, *, track: Track = silent) -> SampleExport:
+    """Write a table of CLIP's kind, ``pairs.csv``, and the pictures that it names, ``images/``.
+
+    It has a row for each pair of an image and a caption: ``filepath`` (relative to the folder), ``title`` and
+    ``split``, with tabs between them, as open_clip reads it. Images without captions have no row.
+
+    Raises:
+        UserError: when the target exists, or no image with a caption has a picture.
+    """
+
+    def write(folder: Path) -> SampleExport:
+        (folder / "images").mkdir()
+        problems: list[tuple[str, str]] = []
+        rows: list[tuple[str, str, str]] = []
+        chosen, images = [image for image in _exported_images(collection) if image.captions], 0
+        for image in track(chosen, "writing pictures", len(chosen)):
+            if (data := picture_bytes(collection, image, problems)) is None:
+                continue
+            name = f"images/{image.row:09d}{image.suffix}"
+            (folder / name).write_bytes(data)
+            rows += [(name, " ".join(text.split()), image.split) for text in image.captions]
+            images += 1
+        with (folder / CSV_FILE).open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file, delimiter="\t")
+            table.writerow((CLIP_IMAGE_COLUMN, CLIP_CAPTION_COLUMN, SPLIT))
+            table.writerows(rows)
+        without = ["images without captions"] * (len(chosen) < len(collection.table("images")))
+        report = export_report(collection, images, problems)
+        return report._replace(captions=len(rows), left_out=[*report.left_out, *without])
+
+    return write_samples(collection, target, write)
