@@ -18,6 +18,10 @@ MEMORY_ERROR = re.compile(
 """in the text of errors of libraries in C++ and Rust that got no memory, or no memory for a thread"""
 
 
+FOLDER_FILES = {"collection": "collection.json", "run": "run.json", "library": "library.json"}
+"""the file by which a folder of each kind is known"""
+
+
 class UserError(Exception):
     """An error that the user can correct; the command line shows its message without a traceback."""
 
@@ -33,6 +37,32 @@ def command(*words: object) -> str:
     "calligram scenes 'my pictures'"
     """
     return f'"{shlex.join(str(word) for word in words)}"'
+
+
+def wrong_folder(folder: str | os.PathLike[str], wanted: str) -> UserError:
+    """Return the error for a folder that is not a collection, run or library: what it is, and how to make one.
+
+    >>> print(wrong_folder("nowhere", "run"))
+    nowhere is not a run (it has no run.json); make one with "calligram train"
+    """
+    name = os.fspath(folder)
+    found = next((kind for kind, file in FOLDER_FILES.items() if os.path.isfile(os.path.join(name, file))), "")
+    if not found and os.path.isdir(name) and os.listdir(name):
+        found = "pictures"
+    how = {
+        ("library", "run"): command("calligram", "index", name, "PICTURES", "--out", "LIBRARY"),
+        ("library", "collection"): command("calligram", "index", "RUN", name, "--out", "LIBRARY"),
+        ("library", "pictures"): f"{command('calligram', 'index', name)}, if these are your pictures",
+        ("library", ""): command("calligram", "index", "RUN", "SOURCE", "--out", name),
+        ("run", "collection"): command("calligram", "train", "vse", name, "--out", "RUN"),
+        ("collection", "pictures"): command("calligram", "import", "folder", name, "COLLECTION"),
+        ("collection", ""): f"{command('calligram', 'import', 'FORMAT', 'SOURCE', name)} or "
+        + command("calligram", "scenes", name),
+    }
+    general = {"run": '"calligram train"', "collection": '"calligram import"', "library": '"calligram index"'}
+    but = f" but a {found}" if found in FOLDER_FILES else ""
+    todo = how.get((wanted, found), general[wanted])
+    return UserError(f"{name} is not a {wanted} (it has no {FOLDER_FILES[wanted]}){but}; make one with {todo}")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

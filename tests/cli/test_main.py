@@ -37,6 +37,12 @@ PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
         (["train", "vse", "nowhere", "--out", "x"], "nowhere is not a collection"),
         (["train", "vse", "{tiny}", "--out", "x", "--device", "gpu"], "unknown device 'gpu'; known: auto, cpu, cuda"),
         (["evaluate", "nowhere", "{tiny}"], "nowhere is not a run"),
+        (["evaluate", "{tiny}", "{run}"], 'but a collection; make one with "calligram train vse {tiny} --out RUN"'),
+        (["search", "{run}", "a dog"], 'but a run; make one with "calligram index {run} PICTURES --out LIBRARY"'),
+        (["search", "{tiny}", "a dog"], 'but a collection; make one with "calligram index RUN {tiny} --out LIBRARY"'),
+        (["index", "{tiny}", "{run}"], 'is a run; the run comes first: "calligram index {run} {tiny}"'),
+        (["train", "vse", "{tiny}/..", "--out", "x"], 'make one with "calligram import folder {tiny}/.. COLLECTION"'),
+        (["search", "{tiny}/..", "a dog"], 'make one with "calligram index {tiny}/..", if these are your pictures'),
         (["evaluate", "{run}", "{tiny}", "--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
         (["evaluate", "{run}", "{tiny}", "--folds", "4"], "6 images cannot be divided into 4 equal folds"),
         (["evaluate", "{run}", "{tiny}", "--folds", "2", "--within"], "--within is measured over the whole split"),
@@ -77,7 +83,7 @@ def test_errors_name_what_is_wrong_without_a_traceback(calligram, arguments, mes
     filled = [a.format(tiny=tiny.folder, run=trained[0]) for a in arguments]
     done = calligram(*filled, cwd=tmp_path)
     assert done.returncode == 2
-    assert message in done.stderr.replace("\n", " ")
+    assert message.format(tiny=tiny.folder, run=trained[0]) in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
 
 

@@ -144,6 +144,8 @@ def _choices(run: str | None, source: Path | None, out: Path | None, offline: bo
     if run is None:
         raise UserError('a folder of pictures is needed, as in "calligram index photos"')
     if source is not None:
+        if (source / RUN_FILE).is_file() and Path(run).is_dir() and not (Path(run) / RUN_FILE).is_file():
+            raise UserError(f"{source} is a run; the run comes first: {command('calligram', 'index', source, run)}")
         return run, source, out or library_of(source)
     source = Path(run)
     if (source / RUN_FILE).is_file() or not source.is_dir():

@@ -20,7 +20,7 @@ from calligram.data.draft import MetadataValue
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
 from calligram.data.pictures import PictureError, StoredPictures
-from calligram.errors import UserError, command, unknown
+from calligram.errors import UserError, unknown, wrong_folder
 from calligram.files import parts_hash, remove_leftovers
 from calligram.notebook import html_picture, html_table
 from calligram.records import anything, check_object, integer, list_of, map_of, read_object, record, text
@@ -77,11 +77,7 @@ class Collection:
         if not (path / MANIFEST).is_file():
             remove_leftovers(path)  # a process that was killed may have left the collection without its name
         if not (path / MANIFEST).is_file():
-            raise UserError(
-                f"{path} is not a collection (it has no {MANIFEST}); "
-                f"make one with {command('calligram', 'import', 'FORMAT', 'SOURCE', path)} "
-                f"or {command('calligram', 'scenes', path)}"
-            )
+            raise wrong_folder(path, "collection")
         manifest = read_object(path / MANIFEST, IMPORT_AGAIN)
         if manifest.get("format") != FORMAT:
             raise UserError(

@@ -95,6 +95,8 @@ def loading_error(what: str, name: str, error: Exception) -> UserError:
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         reason = "there is no such folder"
     hint = "give a folder or a hub name in transformers format"
+    if "couldn't connect" in reason:
+        hint = "run the command again with a network connection, or give the folder of a model"
     return UserError(f"{what} '{name}' could not be loaded ({reason}); {hint}")
 
 

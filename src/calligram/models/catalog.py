@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from calligram.checksums import check_listed, file_parts, folder_parts
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError, unknown, wrong_folder
 from calligram.features.inputs import Inputs
 from calligram.files import parts_hash
 from calligram.lazy import Catalog, entry_points_of, reference_to
@@ -358,7 +358,7 @@ def read_run_file(folder: Path) -> dict[str, Any]:
 def check_run_folder(folder: Path) -> None:
     """Refuse a folder that is not a run, or that has no checkpoint yet."""
     if not (folder / RUN_FILE).is_file():
-        raise UserError(f'{folder} is not a run (it has no {RUN_FILE}); make one with "calligram train"')
+        raise wrong_folder(folder, "run")
     if not (folder / WEIGHTS_FILE).is_file():
         raise UserError(
             f"{folder} has no checkpoint yet; wait until its first epoch ends, or continue it with --resume"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calligram import records
-from calligram.errors import UserError, command
+from calligram.errors import UserError, wrong_folder
 from calligram.files import replace_json
 from calligram.records import check_object, integer, map_of, optional, read_object, record, text
 from calligram.search.filters.columns import ColumnKind
@@ -139,10 +139,7 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     try:
         content = read_object(file, REBUILD)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{folder} is not a library (it has no {MANIFEST}); "
-            f"make one with {command('calligram', 'index', 'RUN', 'SOURCE', '--out', folder)}"
-        ) from None
+        raise wrong_folder(folder, "library") from None
     if content.get("format") != FORMAT:
         raise UserError(f"{file} does not describe a {FORMAT}")
     check_object(file, content, record({"version": integer(0)}, closed=False), REBUILD)
