@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing
+from calligram.losses.contrastive import vector_distance
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, load_teacher, run_preset
 from calligram.training.loop import _Trainer
+from calligram.training.objectives.distillation import DistillationObjective
 from calligram.training.runs import Run
 
 SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "ema_decay=0", "lr=0.01")
@@ -43,7 +46,66 @@ def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_t
     encoded = encode_pairing(matcher, inputs, load_pairing(inputs, train))
     images, texts = torch.tensor([3, 0, 5]), torch.tensor([2, 7, 1, 4])
     expected = matcher.score(encoded.images.rows(images), encoded.texts.rows(texts))
-    torch.testing.assert_close(found.scores(images, texts), expected, rtol=1e-2, atol=2e-3)  # half precision
+    batch = SimpleNamespace(image_rows=images, text_rows=texts)
+    torch.testing.assert_close(
+        found.matcher.score(*found.encode(batch)), expected, rtol=1e-2, atol=2e-3
+    )  # half precision
+
+
+PIXELS = ("image.size=16", "image.channels=4", "image.crop=0.3", "image.flip=true")
+
+
+@pytest.fixture(scope="module")
+def ensemble(stored_tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ensemble") / "run"
+    run("vse", stored_tiny, folder, *PIXELS, "matcher=vse,vse", "epochs=10")
+    return folder
+
+
+def objective_and_batches(collection, *changes):
+    settings = resolve(PRESETS["distil"].defaults, [*SMALL, *PIXELS, "terms=distillation", *changes])
+    plan = PRESETS["distil"].recipe.plan(settings, collection, CPU)
+    return plan.stages[0].objective, plan.stages[0].batches
+
+
+@torch.no_grad()
+def test_a_teacher_with_the_same_pixels_sees_the_augmented_images(stored_tiny, ensemble):
+    objective, batches = objective_and_batches(stored_tiny, f"distillation.teacher={ensemble}")
+    teacher, inputs = Run.open(ensemble).load()
+    batch = next(iter(batches.epoch(0)))
+    (part,) = (each for each in objective.modules() if isinstance(each, DistillationObjective))
+    images, texts = part._teacher[0].encode(batch)
+    torch.testing.assert_close(images.vectors, teacher.eval().encode_images(batch.images).vectors)
+    train = stored_tiny.sentences("train").join_equal_texts()
+    still = encode_pairing(teacher, inputs, load_pairing(inputs, train))
+    assert not torch.allclose(images.vectors, still.images.vectors[batch.image_rows], atol=1e-2)
+    torch.testing.assert_close(texts.vectors, still.texts.vectors[batch.text_rows], rtol=1e-2, atol=2e-3)
+
+
+def test_a_student_learns_the_vectors_of_an_ensemble(stored_tiny, ensemble, tmp_path):
+    changes = (*PIXELS, f"distillation.teacher={ensemble}", "distillation.of=vectors", "terms=distillation", "dim=32")
+    run("distil", stored_tiny, tmp_path / "run", *changes, "epochs=20")
+    rows = [row for row in Run.open(tmp_path / "run").metrics() if "distance" in row]
+    assert rows[-1]["distance"] < 0.3 * rows[0]["distance"]
+
+
+def test_vectors_of_another_size_are_refused(stored_tiny, ensemble, tmp_path):
+    with pytest.raises(UserError, match=r"distillation\.of=vectors needs .*: give dim=32"):
+        run(
+            "distil",
+            stored_tiny,
+            tmp_path / "run",
+            *PIXELS,
+            f"distillation.teacher={ensemble}",
+            "distillation.of=vectors",
+        )
+
+
+def test_the_distance_of_vectors_is_one_minus_the_mean_cosine():
+    own, its = torch.randn(5, 4), torch.randn(5, 4)
+    cosines = [float(a @ b) / float((a @ a) ** 0.5 * (b @ b) ** 0.5) for a, b in zip(own, its, strict=True)]
+    assert float(vector_distance(own, its)) == pytest.approx(1 - sum(cosines) / 5, abs=1e-6)
+    assert float(vector_distance(own, 3 * own)) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("pictures", [(STORED,), ("image.size=16", "image.channels=4", "image.crop=1")])

@@ -20,10 +20,10 @@ import calligram
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.data.sparse import EXTRA_IMAGES_KEY, count_annotations, extended, half, half_steps
-from calligram.device import Processes, commit, device_name, device_named
+from calligram.device import Processes, commit, device_name, device_named, is_single_process
 from calligram.errors import UserError
-from calligram.evaluation.recall import encode_pairing, load_pairing, recall_values, recalls_of
-from calligram.features.inputs import Inputs
+from calligram.evaluation.recall import encode_pairing, encode_texts, load_pairing, recall_values, recalls_of
+from calligram.features.inputs import ImageInput, Inputs
 from calligram.models.catalog import RUN_FILE, load_matcher, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -285,11 +285,19 @@ def with_more_epochs(stages: Sequence[Stage], factor: float) -> tuple[Stage, ...
     return tuple(replace(stage, epochs=round(factor * stage.epochs)) for stage in stages)
 
 
-def load_teacher(run: str, train: Pairing, context: RunContext) -> Teacher:
-    """Return the matcher of a run with the encodings of all training items, made from the run's own inputs."""
+def load_teacher(run: str, train: Pairing, context: RunContext, images: ImageInput | None = None) -> Teacher:
+    """Return the matcher of a run with the encodings of all training items, made from the run's own inputs.
+
+    Args:
+        images: image input of the student. If it gives the same pixels, the teacher encodes the images of each batch.
+    """
+    from calligram.features.images.pixels import PixelInput
     from calligram.training.objectives.distillation import Teacher
 
     stored = load_matcher(Path(run).expanduser()).to(context.device)
-    matcher = stored.matcher
+    matcher, own = stored.matcher, stored.inputs.images
     loaded = load_pairing(stored.inputs, train, context.track)
+    same = isinstance(own, PixelInput) and isinstance(images, PixelInput) and replace(own, views=images.views) == images
+    if same and is_single_process():  # a process has only its share of the images of a batch
+        return Teacher(matcher, None, encode_texts(matcher, loaded.texts, track=context.track))
     return Teacher(matcher, *encode_pairing(matcher, stored.inputs, loaded, context.track))
