@@ -7,10 +7,12 @@ import io
 import json
 import logging
 import os
+import random
 import resource
 import socket
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -20,11 +22,16 @@ from unittest import mock
 import numpy as np
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 from PIL import Image, ImageDraw
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord, PictureFile, RegionRecord
 from calligram.data.write_collection import write_draft
+
+# Examples are the same in each run, and a slow machine is no failure: by default, an example may take 200 ms.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
@@ -64,6 +71,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _name(item).startswith(SLOW_TESTS):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed random numbers by the name of the test: the tests that run before it differ from run to run."""
+    seed = zlib.crc32(_name(item).encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(seed)
 
 
 def pytest_collection_finish() -> None:

@@ -86,7 +86,7 @@ def rows(request, place, some, tmp_path_factory):
     return index
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(conditions)
 @example(Either((Comparison("n", "!=", 0.0), OneOf("n", (1.0,), True))))
 @example(Either((Comparison("t", "!=", "a"), Comparison("t", "!=", "b"))))
