@@ -33,9 +33,11 @@ def held_back(page, pattern: str):
     page.route(pattern, lambda route: held.append(route))
 
     def first():
-        while not held:
+        for _ in range(3000):
+            if held:
+                return held[0]
             page.wait_for_timeout(20)
-        return held[0]
+        raise TimeoutError(pattern)
 
     return first
 
@@ -159,6 +161,10 @@ def test_the_page_can_be_used_by_keyboard(page, served):
     page.keyboard.press("Enter")
     page.wait_for_selector("#detail[open] #like")
     assert f"item={second}" in page.url
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_url(f"**item={first}")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(f"**item={second}")
     page.keyboard.press("ArrowLeft")
     page.wait_for_url(f"**item={first}")
     page.keyboard.press("Escape")

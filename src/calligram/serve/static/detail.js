@@ -85,8 +85,10 @@ export class Detail {
     this.waiting = new AbortController();
     const side = h("div", { class: "side" }, this.head(hit?.name ?? id, hit));
     const stage = this.stage(id, neighbours);
+    const direction = document.activeElement?.closest(".step")?.dataset.direction;
     this.dialog.replaceChildren(stage.element, side);
     if (!this.dialog.open) this.dialog.showModal();
+    else (stage.element.querySelector(`.step[data-direction="${direction}"]:enabled`) ?? side.querySelector("button")).focus(); // the focused element is gone
     try {
       const item = await api.item(id, this.waiting.signal);
       stage.fill(item);
@@ -133,7 +135,7 @@ export class Detail {
       original.addEventListener("load", () => { image.src = original.src; });
       original.src = api.picture(id);
     };
-    const step = (side, by, there) => h("button", { type: "button", class: `quiet step ${side}`, disabled: !there,
+    const step = (side, by, there) => h("button", { type: "button", class: `quiet step ${side}`, "data-direction": side, disabled: !there,
       "aria-label": by < 0 ? "Previous" : "Next", onclick: () => this.actions.step(by) }, icon(side));
     const fit = h("div", { class: "fit" }, picture);
     this.zoomer = zoomer(fit, picture);
