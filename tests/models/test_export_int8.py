@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -29,12 +30,26 @@ def trained(tmp_path_factory):
     return *Run.open(folder / "run").load(), scenes
 
 
+@pytest.fixture
+def traced(trained, monkeypatch):
+    """Traces each graph of the trained matcher once: that takes seconds, and these tests are about what follows."""
+    kept, trace = trained[2].folder.parent, export._export_graph
+
+    def copied(graph, file) -> None:
+        if not (kept / file.name).exists():
+            trace(graph, kept / file.name)
+        shutil.copy(kept / file.name, file)
+
+    monkeypatch.setattr(export, "_export_graph", copied)
+
+
 def vectors(folder, name: str, *arrays: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
     given = {entry.name: array for entry, array in zip(session.get_inputs(), arrays, strict=True)}
     return session.run(None, given)[0]
 
 
+@pytest.mark.usefixtures("traced")
 def test_eight_bits_lose_little_recall_and_most_of_the_size(trained, tmp_path):
     matcher, inputs, scenes = trained
     pairing = scenes.sentences("test")
@@ -63,6 +78,7 @@ def test_a_dual_encoder_of_transformers_in_eight_bits(tiny_clip, tmp_path):
     assert min(about[side]["smallest_cosine"] for side in ("image", "text")) > 0.95
 
 
+@pytest.mark.usefixtures("traced")
 def test_files_that_are_too_different_are_not_written(trained, tmp_path, monkeypatch):
     matcher, inputs, _ = trained
     monkeypatch.setattr(export, "MIN_INT8_COSINE", 1.1)

@@ -54,6 +54,12 @@ def wandb_history(file: Path) -> list[dict[str, float]]:
     return rows
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """On a busy machine, the process of wandb may need longer than the 30 s that it is given."""
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
+
+
 @pytest.fixture
 def run(tmp_path) -> Run:
     return Run.create(tmp_path / "run", ABOUT)

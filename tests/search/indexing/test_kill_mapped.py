@@ -17,7 +17,7 @@ from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.vectors import mapped
 
-KILLS = 15
+KILLS = 10
 LIMIT = 10
 SCRIPT = """
 import os, sys
