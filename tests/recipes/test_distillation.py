@@ -11,7 +11,6 @@ import torch
 from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing
-from calligram.losses.contrastive import vector_distance
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, load_teacher, run_preset
@@ -47,9 +46,7 @@ def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_t
     images, texts = torch.tensor([3, 0, 5]), torch.tensor([2, 7, 1, 4])
     expected = matcher.score(encoded.images.rows(images), encoded.texts.rows(texts))
     batch = SimpleNamespace(image_rows=images, text_rows=texts)
-    torch.testing.assert_close(
-        found.matcher.score(*found.encode(batch)), expected, rtol=1e-2, atol=2e-3
-    )  # half precision
+    torch.testing.assert_close(found.scores(batch), expected, rtol=1e-2, atol=2e-3)  # half precision
 
 
 PIXELS = ("image.size=16", "image.channels=4", "image.crop=0.3", "image.flip=true")
@@ -74,38 +71,12 @@ def test_a_teacher_with_the_same_pixels_sees_the_augmented_images(stored_tiny, e
     teacher, inputs = Run.open(ensemble).load()
     batch = next(iter(batches.epoch(0)))
     (part,) = (each for each in objective.modules() if isinstance(each, DistillationObjective))
-    images, texts = part._teacher[0].encode(batch)
-    torch.testing.assert_close(images.vectors, teacher.eval().encode_images(batch.images).vectors)
     train = stored_tiny.sentences("train").join_equal_texts()
     still = encode_pairing(teacher, inputs, load_pairing(inputs, train))
-    assert not torch.allclose(images.vectors, still.images.vectors[batch.image_rows], atol=1e-2)
-    torch.testing.assert_close(texts.vectors, still.texts.vectors[batch.text_rows], rtol=1e-2, atol=2e-3)
-
-
-def test_a_student_learns_the_vectors_of_an_ensemble(stored_tiny, ensemble, tmp_path):
-    changes = (*PIXELS, f"distillation.teacher={ensemble}", "distillation.of=vectors", "terms=distillation", "dim=32")
-    run("distil", stored_tiny, tmp_path / "run", *changes, "epochs=20")
-    rows = [row for row in Run.open(tmp_path / "run").metrics() if "distance" in row]
-    assert rows[-1]["distance"] < 0.3 * rows[0]["distance"]
-
-
-def test_vectors_of_another_size_are_refused(stored_tiny, ensemble, tmp_path):
-    with pytest.raises(UserError, match=r"distillation\.of=vectors needs .*: give dim=32"):
-        run(
-            "distil",
-            stored_tiny,
-            tmp_path / "run",
-            *PIXELS,
-            f"distillation.teacher={ensemble}",
-            "distillation.of=vectors",
-        )
-
-
-def test_the_distance_of_vectors_is_one_minus_the_mean_cosine():
-    own, its = torch.randn(5, 4), torch.randn(5, 4)
-    cosines = [float(a @ b) / float((a @ a) ** 0.5 * (b @ b) ** 0.5) for a, b in zip(own, its, strict=True)]
-    assert float(vector_distance(own, its)) == pytest.approx(1 - sum(cosines) / 5, abs=1e-6)
-    assert float(vector_distance(own, 3 * own)) == pytest.approx(0, abs=1e-6)
+    texts = still.texts.rows(batch.text_rows)
+    found, near = part._teacher[0].scores(batch), {"rtol": 1e-2, "atol": 2e-3}  # half precision
+    torch.testing.assert_close(found, teacher.score(teacher.eval().encode_images(batch.images), texts), **near)
+    assert not torch.allclose(found, teacher.score(still.images.rows(batch.image_rows), texts), **near)
 
 
 @pytest.mark.parametrize("pictures", [(STORED,), ("image.size=16", "image.channels=4", "image.crop=1")])

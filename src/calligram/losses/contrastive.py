@@ -1,4 +1,4 @@
-"""Losses on a batch: InfoNCE, KL divergence and vector distance for distillation, and logistic loss of single pairs."""
+"""Losses on the scores of a batch: InfoNCE, KL divergence for distillation, and logistic loss of single pairs."""
 
 from __future__ import annotations
 
@@ -69,19 +69,6 @@ def symmetric_kl_divergence(
     by_image = kl_divergence(scores, teacher, temperature=temperature, teacher_temperature=teacher_temperature)
     by_text = kl_divergence(scores.T, teacher.T, temperature=temperature, teacher_temperature=teacher_temperature)
     return (by_image + by_text) / 2
-
-
-def vector_distance(vectors: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over rows of 1 - cos(vectors, teacher). No gradient flows to the teacher.
-
-    If images and texts both have the directions of a teacher, all scores are its scores, also between items that were
-    never compared in training.
-
-    Args:
-        vectors: (N, D) of the student.
-        teacher: (N, D) of the teacher.
-    """
-    return 1 - F.cosine_similarity(vectors.float(), teacher.detach().float(), dim=1).mean()
 
 
 def logistic_loss(scores: Tensor, target: Tensor) -> Tensor:

@@ -342,32 +342,32 @@ class Caption(Term):
 
 @dataclass(frozen=True)
 class Distillation(Term):
-    """Distance from the scores (KL divergence) or the vectors (cosine) of a trained run, the teacher."""
+    """KL divergence from the scores of a trained run, the teacher."""
 
     name = "distillation"
 
     weight: Annotated[float, "weight of the term in the loss", (0, 1000)] = 1.0
-    teacher: Annotated[str, "folder of the run that is distilled, such as one of mmca or an ensemble"] = ""
-    of: Annotated[Literal["scores", "vectors"], "what is reproduced; vectors need the teacher's dim"] = "scores"
-    teacher_temperature: Annotated[float, "divisor of its scores; less stresses the best ones", (1e-4, 100)] = 0.05
+    teacher: Annotated[str, "folder of the run whose scores are distilled, such as one of mmca"] = ""
+    teacher_temperature: Annotated[
+        float, "divisor of the teacher's scores; a smaller one stresses its first candidates", (0.0001, 100)
+    ] = 0.05
+    temperature: Annotated[float, "initial temperature of the student's scores, which is trained", (0.001, 100)] = 0.07
 
     @property
     def teachers(self) -> dict[str, str]:
-        """The run that is distilled."""
+        """The run whose scores are distilled."""
         return {"distillation.teacher": self.teacher} if self.teacher else {}
 
     def build(self, context: TermContext) -> Objective:
-        """Return the distance from the teacher."""
+        """Return the divergence from the teacher."""
         from calligram.recipes.parts.run import load_teacher
         from calligram.training.objectives.distillation import DistillationObjective
 
         if not self.teacher:
             raise UserError("the term distillation needs a teacher: give distillation.teacher= with a run folder")
         pixels = None if context.towers is None else context.towers.inputs.images
-        teacher = context.share("teacher", lambda: [load_teacher(self.teacher, context.train, context.run, pixels)])[0]
-        if self.of == "vectors" and (size := teacher.matcher.vector_size) != context.matcher.vector_size:
-            raise UserError(f"distillation.of=vectors needs vectors of the size of the teacher's: give dim={size}")
-        return DistillationObjective(teacher, self.of, self.teacher_temperature)
+        teacher = context.share("teacher", lambda: [load_teacher(self.teacher, context.train, context.run, pixels)])
+        return DistillationObjective(teacher[0], self.teacher_temperature, self.temperature)
 
 
 TERMS = TermCatalog(

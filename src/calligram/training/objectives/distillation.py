@@ -1,27 +1,23 @@
-"""Distillation: train a student to reproduce the scores or the vectors of a teacher on the same training items."""
+"""Distillation: train a student to reproduce the scores of a teacher on the same training items."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from calligram.losses.contrastive import symmetric_kl_divergence, vector_distance
+from calligram.losses.contrastive import symmetric_kl_divergence
 from calligram.models.layers.score_tiles import truncate_parts, used_lengths
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import InfoNCEObjective
 
-Compared = Literal["scores", "vectors"]
-
 
 class Teacher:
     """A frozen matcher with its encodings of all training items, in half precision.
 
-    Items are encoded once with the inputs of the teacher. If the student has the same image input, the teacher instead
-    encodes the images of each batch, as they are augmented for the student: the teacher then has something to say about
-    every view, and not only about images that it has been trained on.
+    Items are encoded once with the inputs of the teacher. If the student reads the same pixels, the teacher instead
+    encodes the images of each batch as they are augmented for the student. Its scores then describe every crop, while
+    those of whole training images are nearly the annotation.
     """
 
     def __init__(self, matcher: Matcher, images: Encoded | None, texts: Encoded) -> None:
@@ -34,27 +30,25 @@ class Teacher:
         self.texts = _to_half(texts, parts=parts)
 
     @torch.no_grad()
-    def encode(self, batch: Batch) -> tuple[Encoded, Encoded]:
-        """Encodings of the images and texts of a batch."""
+    def scores(self, batch: Batch) -> Tensor:
+        """Scores (I, T) of all pairs of a batch."""
         texts = _select_rows(self.texts, batch.text_rows)
         if self.images is not None:
-            return _select_rows(self.images, batch.image_rows), texts
+            return self.matcher.score(_select_rows(self.images, batch.image_rows), texts).float()
         images = self.matcher.encode_images(batch.images)
-        return _to_float(images if self.matcher.scoring.parts else Encoded(images.vectors)), texts
+        return self.matcher.score(_to_float(images if self.matcher.scoring.parts else Encoded(images.vectors)), texts)
 
 
 class DistillationObjective(InfoNCEObjective):
-    """Distance of a batch from a teacher: of the distributions of scores, whose temperature is learnt for the student,
-    or of the vectors.
-    """
+    """Divergence of a batch's scores from a teacher's scores; the temperature of the student is learnt."""
 
-    def __init__(self, teacher: Teacher, of: Compared = "scores", teacher_temperature: float = 0.05) -> None:
+    def __init__(self, teacher: Teacher, teacher_temperature: float = 0.05, temperature: float = 0.07) -> None:
         """Args:
-        of: what is compared.
         teacher_temperature: divisor of the teacher's scores; a smaller one gives more weight to its best candidates.
+        temperature: initial divisor of the student's scores.
         """
-        super().__init__(learn=of == "scores")
-        self.of, self.teacher_temperature = of, teacher_temperature
+        super().__init__(temperature)
+        self.teacher_temperature = teacher_temperature
         self._teacher = [teacher]  # inside a list: its weights are neither trained nor saved here
 
     @property
@@ -64,13 +58,9 @@ class DistillationObjective(InfoNCEObjective):
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return one term."""
-        wanted = self._teacher[0].encode(batch)
-        if self.of == "vectors":
-            pairs = zip((images, texts), wanted, strict=True)
-            return {"distance": torch.stack([vector_distance(own.vectors, its.vectors) for own, its in pairs]).mean()}
         found = symmetric_kl_divergence(
             matcher.score(images, texts),
-            self._teacher[0].matcher.score(*wanted).detach().float(),
+            self._teacher[0].scores(batch),
             temperature=self.temperature,
             teacher_temperature=self.teacher_temperature,
         )
