@@ -33,21 +33,33 @@ def columns(rows: range) -> pa.Table:
     return pa.table({"n": [float(row % 1000) for row in rows], "half": [float(row >= ROWS // 2) for row in rows]})
 
 
-@pytest.fixture(autouse=True)
-def low_limit(monkeypatch):
-    monkeypatch.setattr(mapped, "MAPPED_ROWS", 3000)
-    monkeypatch.setattr(mapped, "MAX_SCANNED_NUMBERS", 100 * DIM)
+@pytest.fixture(autouse=True, scope="module")
+def low_limit():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped, "MAPPED_ROWS", 3000)
+        patch.setattr(mapped, "MAX_SCANNED_NUMBERS", 100 * DIM)
+        yield
 
 
-@pytest.fixture
-def large(tmp_path):
-    index = open_index(tmp_path, "images", dim=DIM)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of an index, and the record of its mapped files."""
+    folder = tmp_path_factory.mktemp("written")
+    index = open_index(folder, "images", dim=DIM)
     vectors = clustered(ROWS, 1)
     for start in range(0, ROWS, 2000):
         rows = range(start, start + 2000)
         index.add([f"item {row}" for row in rows], vectors[start : start + 2000], columns(rows))
     index.optimize()
-    return index
+    return folder, index.mapped
+
+
+@pytest.fixture
+def large(tmp_path, written):
+    """A copy of it, open for writing."""
+    folder, record = written
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return open_index(tmp_path, "images", dim=DIM, mapped=record)
 
 
 @pytest.fixture
