@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -33,18 +34,21 @@ def test_the_wheel_holds_the_package_and_its_command_runs(tmp_path):
     site = next((folder / "lib").glob("python*/site-packages"))
     tested = [p for p in sys.path if p.endswith("site-packages")]
     (site / "tested.pth").write_text("\n".join(tested) + "\n")
+    installed = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     where = subprocess.run(
-        [str(python), "-c", "import calligram; print(calligram.__file__)"], capture_output=True, text=True, cwd=tmp_path
-    )
+        [str(python), "-c", "import calligram; print(calligram.__file__)"],
+        capture_output=True, text=True, cwd=tmp_path, env=installed,
+    )  # fmt: skip
     assert str(site) in where.stdout, where.stderr
     made = subprocess.run(
         [str(folder / "bin" / "calligram"), "scenes", "s", "--images", "12", "--size", "32"],
-        capture_output=True, text=True, cwd=tmp_path,
+        capture_output=True, text=True, cwd=tmp_path, env=installed,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert "12 images" in made.stdout
     shown = subprocess.run(
-        [str(folder / "bin" / "calligram"), "show", "aoq-paper"], capture_output=True, text=True, cwd=tmp_path
-    )
+        [str(folder / "bin" / "calligram"), "show", "aoq-paper"],
+        capture_output=True, text=True, cwd=tmp_path, env=installed,
+    )  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     assert "stages.2.on_start" in shown.stdout
