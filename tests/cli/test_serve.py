@@ -57,6 +57,7 @@ def test_the_demo_makes_a_library_of_new_scenes(tmp_path, monkeypatch, calligram
     assert len(Library.open(tmp_path / "library")) == 30
     assert re.findall(r"^(\d)\. .*\(\d+ s\)$", done.stdout, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     assert done.stdout.count("\n  calligram ") == 3
+    assert "TensorBoard" not in done.stderr
     demo.index_library(tmp_path, demo.new_scenes(tmp_path, seed=0))
     assert len(Library.open(tmp_path / "library")) == 30
 
@@ -68,7 +69,7 @@ def test_the_demo_shows_real_photographs_where_they_are(tmp_path, monkeypatch, a
     monkeypatch.setattr(demo, "PHOTOGRAPHS", {"train": 12, "dev": 4, "test": 4})
     monkeypatch.setattr(demo, "LIBRARY_IMAGES", 6)
     demo.demo(tmp_path, photographs=assets, set_=SMALL, serve=False)
-    library = Library.open(tmp_path / "library")
+    library = Library.open(tmp_path / "flickr8k" / "library")
     assert len(library) == 6
     assert library.item(library.sample(1)[0]).captions
     with pytest.raises(UserError, match="leave out --photographs"):

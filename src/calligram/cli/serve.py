@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -248,6 +251,8 @@ def demo(
     from calligram.recipes.parts.run import RunContext, run_preset
     from calligram.training.runs import Run, draw_curves
 
+    if photographs is not None:
+        out = out / "flickr8k"  # beside a demo with scenes, whose run has other settings
     steps = Steps()
     made = demo_scenes(out, images, seed) if photographs is None else real_photographs(out, photographs)
     collection = made.collection
@@ -256,7 +261,8 @@ def demo(
     settings = resolve(preset.defaults, [*made.settings, f"seed={seed}", *(set_ or [])])
     run_folder = out / "run"
     context = RunContext(device_named(), track=progress_bar)
-    run_preset(preset, settings, collection, run_folder, resume=run_folder.exists(), context=context)
+    with _without_hints("calligram.training.runs"):  # of TensorBoard, for which nobody waits here
+        run_preset(preset, settings, collection, run_folder, resume=run_folder.exists(), context=context)
     draw_curves(run_folder)
     steps.done(f"trained: {run_folder} (curves.png, metrics.jsonl)")
     matcher, inputs = Run.open(run_folder).load()
@@ -275,6 +281,18 @@ def demo(
     print_next_steps(out, made.query)
     if serve:
         serve_locally(out / "library", port)
+
+
+@contextmanager
+def _without_hints(module: str) -> Iterator[None]:
+    """Show warnings of a module, and nothing less."""
+    log = logging.getLogger(module)
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def print_next_steps(out: Path, query: str) -> None:

@@ -118,7 +118,7 @@ def list_(
         raise unknown("name", word, [row[1] for row in rows])
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for wraps in (False, False, True):  # a name is typed again, so it stays in one piece
-        table.add_column(no_wrap=not wraps)
+        table.add_column(no_wrap=not wraps, overflow="fold")
     for row in found:
         table.add_row(*row)
     console.print(table)
