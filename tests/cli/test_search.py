@@ -173,6 +173,11 @@ def test_invalid_queries_are_reported(libraries, arguments, message):
         search(libraries / "collection", *arguments)
 
 
+def test_a_query_before_the_library_is_noticed(libraries):
+    with pytest.raises(UserError, match=r"the library comes first: .*/photos 'a dog'"):
+        search("a dog", libraries / "photos")
+
+
 def test_options_that_contradict_the_manifest_are_refused_before_imports(libraries):
     """In a process of its own, where what was imported can be seen."""
     wrong = {

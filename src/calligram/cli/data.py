@@ -134,7 +134,7 @@ def info(
             _print_counts(collection, by, as_json, engine)
             return
         for line in read_manifest(collection).lines():
-            console.print(line)
+            console.print(line, soft_wrap=not console.is_terminal)
         return
     if by is not None:
         raise UserError(f"{collection} is not a library; --by counts the pictures of a library")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
 from calligram.cli.screen import console, errors, show_spinner
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.query import Query
@@ -103,6 +103,8 @@ def search(
         raise UserError("--depth and --budget-ms cannot be combined; give a number of candidates or a time limit")
     if query is None and library is not None and not (image or plus or saved or library.exists()):
         library, query = None, str(library)
+    if library is not None and query is not None and not library.exists() and (Path(query) / "library.json").is_file():
+        raise UserError(f"the library comes first: {command('calligram', 'search', query, library)}")
     library = _found_library(library, query)
     where = _with_date(where, when)
     chosen = None
