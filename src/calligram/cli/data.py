@@ -181,7 +181,7 @@ def _print_run(folder: Path) -> None:
 
 def _print_counts(library: Path, by: CountGrouping, as_json: bool, engine: str | None) -> None:
     """Print how many pictures each day, month, year, folder or place has."""
-    from calligram.search.library.counts import counts_by
+    from calligram.search.filters.columns import counts_by
     from calligram.search.library.library import Library
 
     counts = counts_by(Library.open(library, index=engine), by.value)

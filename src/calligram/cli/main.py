@@ -40,8 +40,8 @@ VERBS = {
         "regions": ("regions:regions", "Find regions in images and store their features"),
         "suggest": ("caption:suggest", "Suggest images to caption next"),
         "caption": ("caption:caption", "Add captions to a collection"),
-        "semantics": ("semantics:semantics", "Show pseudo-sentences of uncaptioned images"),
-        "words": ("semantics:words", "Train word vectors on captions"),
+        "semantics": ("caption:semantics", "Show pseudo-sentences of uncaptioned images"),
+        "words": ("caption:words", "Train word vectors on captions"),
     },
     "Training": {
         "list": ("train:list_", "List presets, matchers, terms, data formats and papers"),

@@ -22,8 +22,7 @@ from calligram.data.pictures import core_share
 from calligram.errors import UserError
 from calligram.progress import Track
 from calligram.search.explain.library_localizer import LibraryLocalizer
-from calligram.search.filters.columns import TEXT_COLUMN
-from calligram.search.library.counts import group_of
+from calligram.search.filters.columns import TEXT_COLUMN, group_of
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
 from calligram.search.query.clusters import LibraryClusters, cluster_library

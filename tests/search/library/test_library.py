@@ -16,11 +16,11 @@ from PIL import Image
 
 from calligram.checksums import sealed
 from calligram.errors import UserError
+from calligram.search.filters.columns import counts_by, group_of
 from calligram.search.filters.parser import holds, parse
 from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
 from calligram.search.library import manifest, tables
-from calligram.search.library.counts import counts_by, group_of
 from calligram.search.library.library import Library
 from calligram.search.query.searcher import Searcher
 from calligram.text import has_every_word

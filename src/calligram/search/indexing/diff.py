@@ -1,19 +1,43 @@
-"""Decide what an indexing run does with each picture. Nothing here reads a file or writes a table.
+"""Decide what an indexing run does with each picture, and keep the list of pictures that it leaves out.
 
-There are two decisions. ``diff`` compares a scan of the source with the state of the library: names, sizes and dates.
-``resolve`` decides about the pictures that were read after that, when the hash of their content is known.
+There are two decisions, and neither reads a picture or writes a table. ``diff`` compares a scan of the source with the
+state of the library: names, sizes and dates. ``resolve`` decides about the pictures that were read after that, when the
+hash of their content is known.
+
+The list of forgotten pictures is a table of the library. All other tables can be filled again from the pictures, this
+one cannot. So each commit that changes it also writes ``forgotten.json`` next to the tables. The copy is used only
+where the table is damaged.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from calligram.files import text_hash
+from calligram.errors import UserError
+from calligram.files import replace_json, text_hash
+from calligram.records import integer, list_of, read_object, record, text
 from calligram.search.indexing.sources import FolderScan, ScannedPicture, below
-from calligram.search.library.tables import Tables
+from calligram.search.library.manifest import Manifest
+from calligram.search.library.tables import SCHEMAS, Tables, old_batches
+
+log = logging.getLogger(__name__)
+
+COPY_FILE = "forgotten.json"
+"""in the folder of a generation"""
+MAX_COPIED_FORGOTTEN_ROWS = 200_000
+"""about 30 MB; a longer list has no copy"""
+FORGOTTEN_COLUMNS = ("id", "source", "bytes", "mtime", "hash")
+_FORGOTTEN_ROW = record(
+    {"id": text(), "source": integer(0), "bytes": integer(-1), "mtime": integer(-(2**63), 2**63), "hash": text()}
+)
+COPY_SCHEMA = record({"pictures": list_of(_FORGOTTEN_ROW)})
+
+assert set(FORGOTTEN_COLUMNS) == set(SCHEMAS["forgotten"].names)
 
 Action = Literal[
     "unchanged",  # same size, date and facts: do nothing
@@ -271,3 +295,64 @@ def short_hash(text: str) -> str:
 def forgotten_key(number: int, key: str) -> str:
     """The hash by which the path of a forgotten picture is recognised; it does not contain the path."""
     return short_hash(f"forgotten {number}/{key}")
+
+
+# The list of forgotten pictures, and its copy.
+
+
+def write_copy(generation: Path, tables: Tables) -> None:
+    """Copy the list; call it before the commit that changes the table."""
+    count = tables.count("forgotten")
+    if not count or count > MAX_COPIED_FORGOTTEN_ROWS:
+        (generation / COPY_FILE).unlink(missing_ok=True)
+        return
+    rows = [row for batch in tables.column("forgotten", FORGOTTEN_COLUMNS) for row in batch.to_pylist()]
+    replace_json(generation / COPY_FILE, {"pictures": rows})
+
+
+def read_copy(generation: Path) -> list[dict[str, Any]] | None:
+    """The rows of the copy; None where there is none.
+
+    Raises:
+        UserError: when it is damaged.
+    """
+    if not (generation / COPY_FILE).is_file():
+        return None
+    found = read_object(generation / COPY_FILE, "the next forget writes it again", COPY_SCHEMA)
+    return list(found["pictures"])
+
+
+def intact_copy(generation: Path) -> list[dict[str, Any]] | None:
+    """The rows of the copy; None where there is none, or a damaged one."""
+    try:
+        return read_copy(generation)
+    except (UserError, OSError):
+        return None
+
+
+def restore_from_copy(generation: Path, tables: Tables) -> None:
+    """Put what the copy has, and the damaged table has not, back into the table.
+
+    A process may have been killed between the copy and its commit, so pictures that are items are not forgotten.
+    """
+    rows = intact_copy(generation) or []
+    items = tables.column("items", ("source", "key"))
+    there = {forgotten_key(row["source"], row["key"]) for batch in items for row in batch.to_pylist()}
+    tables.put("forgotten", [row for row in rows if row["id"] not in there])
+
+
+def forgotten_rows(library: Path, manifest: Manifest) -> Sequence[Mapping[str, Any]]:
+    """The list of a library that is rebuilt, from its table or from the copy."""
+    batches = old_batches(library, manifest, "forgotten", FORGOTTEN_COLUMNS)
+    if batches is not None:
+        return [row for batch in batches for row in batch.to_pylist()]
+    rows = intact_copy(library / str(manifest.generation))
+    if rows is None:
+        log.warning("%s: which pictures were forgotten cannot be read, so they are indexed again", library)
+    return rows or []
+
+
+def drop_forgotten(tables: Tables, number: int) -> None:
+    """Delete the list of forgotten pictures of a source, so that they are indexed again."""
+    batches = tables.column("forgotten", ("id",), f"source = {number}")
+    tables.drop("forgotten", [id for batch in batches for id in batch["id"].to_pylist()])

@@ -19,7 +19,7 @@ from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.models.damage import Damage, file_damage
 from calligram.progress import Track, silent
-from calligram.search.indexing.forgotten import COPY_FILE, intact_copy, read_copy, restore_from_copy, write_copy
+from calligram.search.indexing.diff import COPY_FILE, intact_copy, read_copy, restore_from_copy, write_copy
 from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source, remove_library_leftovers
 from calligram.search.indexing.sources import reopen
 from calligram.search.indexing.writer import LibraryWriter

@@ -21,9 +21,15 @@ from calligram.files import LOCK_FILE, lock_folder, move_file
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN, wanted_columns
 from calligram.search.indexing.captions import take_captions
-from calligram.search.indexing.diff import Change, LibraryState, diff, pictures_to_encode
+from calligram.search.indexing.diff import (
+    Change,
+    LibraryState,
+    diff,
+    drop_forgotten,
+    forgotten_rows,
+    pictures_to_encode,
+)
 from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
-from calligram.search.indexing.forgotten import drop_forgotten, forgotten_rows
 from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
 from calligram.search.indexing.sources import (
     CollectionSource,

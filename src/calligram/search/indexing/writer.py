@@ -22,8 +22,7 @@ from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnKind
-from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
-from calligram.search.indexing.forgotten import write_copy
+from calligram.search.indexing.diff import ContentChange, LibraryState, resolve, write_copy
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, write_manifest

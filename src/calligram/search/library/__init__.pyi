@@ -1,4 +1,4 @@
-from calligram.search.library.counts import counts_by as counts_by
+from calligram.search.filters.columns import counts_by as counts_by
 from calligram.search.library.library import Item as Item
 from calligram.search.library.library import Library as Library
 from calligram.search.library.library import LibraryCaption as LibraryCaption
