@@ -165,6 +165,22 @@ def read_object(file: Path, todo: str, schema: Schema = anything) -> dict[str, A
     return content
 
 
+def read_version(file: Path, format: str, version: int, schema: Schema, todo: str) -> dict[str, Any] | None:
+    """Read a JSON object that names its format and version; None where there is no such file.
+
+    Raises:
+        UserError: when the file is damaged, or of another format or a newer version.
+    """
+    try:
+        content = read_object(file, todo, record({"format": text(), "version": integer(1)}, closed=False))
+    except FileNotFoundError:
+        return None
+    if content["format"] != format or content["version"] > version:
+        raise UserError(f"{file} has format {content['format']} {content['version']}; a newer calligram reads it")
+    check_object(file, content, schema, todo)
+    return content
+
+
 def check_object(file: Path, content: Mapping[str, Any], schema: Schema, todo: str) -> None:
     """Compare the content of a file with a schema.
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -316,6 +317,12 @@ def captioning_page(browser, captioning):
     cookie = {"name": COOKIE_NAME, "value": cookie_value(ServerSettings(token=TOKEN)), "url": captioning.url}
     with _watched(browser, captioning.url, cookie) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def watched(browser) -> Callable[..., object]:
+    """Opens a page of any server, which fails the test when the console complains."""
+    return partial(_watched, browser)
 
 
 def _until(page, condition: str) -> None:

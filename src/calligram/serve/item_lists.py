@@ -17,10 +17,11 @@ import numpy as np
 from calligram.search.filters.conditions import holds
 from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
+from calligram.search.query.albums import Album, album_items, read_albums
 from calligram.search.query.clusters import vocabulary_words
 from calligram.search.query.searcher import Searcher
 from calligram.serve.guard import RefusedRequest
-from calligram.text import composed, tokenise, without_stop_words
+from calligram.text import composed, printable, tokenise, without_stop_words
 from calligram.vectors import unit_rows
 
 Order = Literal["mixed", "newest", "oldest"]
@@ -39,6 +40,8 @@ class Listed(NamedTuple):
     ids: Sequence[str]
     total: int | None
     """None where the library is too large to count them"""
+    missing: int = 0
+    """pictures of an album that the library no longer has"""
 
 
 class Listings:
@@ -91,6 +94,29 @@ def sorted_ids(library: Library, where: str, order: Order) -> list[str]:
         rows.sort(key=lambda row: str(row.get("taken") or ""), reverse=order == "newest")
         rows.sort(key=lambda row: not row.get("taken"))
     return [row["id"] for row in rows]
+
+
+def known_album(library: Library, name: str) -> Album:
+    """The album of a request.
+
+    Raises:
+        RefusedRequest: when there is none of this name.
+    """
+    found = next((album for album in read_albums(library.folder) if album.name == name), None)
+    if found is None:
+        raise RefusedRequest(404, f"there is no album '{printable(name)}'")
+    return found
+
+
+def album_page(library: Library, album: Album, where: str, order: Order, start: int, k: int) -> Listed:
+    """``k`` ids from place ``start`` of an album: in its own order (``mixed``), or by date."""
+    found = album_items(library, album.pictures)
+    condition = parse(where, library.kinds) if where.strip() else None
+    items = [item for item in found.items if condition is None or holds(condition, item.metadata)]
+    if order != "mixed":
+        items.sort(key=lambda item: str(item.metadata.get("taken") or ""), reverse=order == "newest")
+        items.sort(key=lambda item: not item.metadata.get("taken"))
+    return Listed([item.id for item in items[start : start + k]], len(items), found.missing)
 
 
 def filtered_ids(library: Library, where: str, k: int) -> list[str]:

@@ -19,7 +19,7 @@ HTTP_METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH")
 ROUTE_COSTS = {
     "/api/search": 1.0, "/api/browse": 1.0, "/api/embed": 5.0, "/v1/embeddings": 5.0, "/api/locate": 10.0,
     "/api/explain": 10.0, "/api/export": 25.0, "/api/suggest": 5.0, "/api/caption": 2.0,
-    "/api/clusters": 2.0, "/api/duplicates": 2.0, "/api/login": 25.0,
+    "/api/album-": 5.0, "/api/clusters": 2.0, "/api/duplicates": 2.0, "/api/login": 25.0,
 }  # fmt: skip
 """of one request, by the beginning of its path; other routes cost nothing"""
 BURST_SECONDS = 10

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from calligram.search.query.selection import MAX_NAME_CHARACTERS
 from calligram.serve.settings import (
     MAX_BUDGET_MS,
     MAX_CAPTION_REQUEST_CHARACTERS,
@@ -48,6 +49,7 @@ class SearchRequest(BaseModel):
     where: str = Field(
         "", max_length=MAX_CONDITION_CHARACTERS, description="A condition on the metadata, such as year >= 2020."
     )
+    album: str = Field("", max_length=MAX_NAME_CHARACTERS, description="Search within the pictures of this album.")
     find: Literal["images", "captions"] = Field("images", description="Kind of the hits.")
     all: bool = Field(False, description="Also return hits that are not a good match.")
     hybrid: bool | None = Field(
@@ -109,6 +111,7 @@ class BrowseAnswer(BaseModel):
 
     hits: list[HitAnswer]
     total: int | None = Field(default=None, description="Number of all such images; null where they are not counted.")
+    missing: int = Field(default=0, description="Number of images of the album that the library no longer has.")
 
 
 # Items.
@@ -370,7 +373,7 @@ class StatsAnswer(BaseModel):
     limits: dict[str, int]
     localizer: bool = Field(description="Whether phrases can be localized in images.")
     captioning: bool = Field(description="Whether captions can be written into a collection.")
-    saving: bool = Field(description="Whether searches can be saved.")
+    saving: bool = Field(description="Whether searches and albums can be saved.")
 
 
 class HealthAnswer(BaseModel):

@@ -31,7 +31,7 @@ from calligram.lazy import ALLOWED_CODE, import_code
 from calligram.search.library.manifest import check_address, read_manifest
 from calligram.search.query.searcher import Searcher
 from calligram.serve.guard import Guard, install_error_handlers
-from calligram.serve.routes import captions, embed, items, library, search, status
+from calligram.serve.routes import albums, captions, embed, items, library, search, status
 from calligram.serve.service import WORK_SECONDS, Service
 from calligram.serve.settings import Address, ServerSettings
 
@@ -72,7 +72,7 @@ def create_app(searcher: Searcher, settings: ServerSettings | None = None) -> Fa
     )
     app.state.service = service
     install_error_handlers(app)
-    for routes in (search, items, library, captions, embed, status):
+    for routes in (search, items, library, albums, captions, embed, status):
         app.include_router(routes.router)
     app.mount("/", StaticFiles(directory=STATIC_FOLDER, html=True))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)

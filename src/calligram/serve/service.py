@@ -25,6 +25,7 @@ from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.filters.columns import TEXT_COLUMN, group_of
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
+from calligram.search.query.album_suggestions import LibrarySample
 from calligram.search.query.clusters import LibraryClusters, cluster_library
 from calligram.search.query.duplicates import Duplicates, find_duplicates
 from calligram.search.query.encoded_query import ImageSearch
@@ -160,7 +161,7 @@ class Service:
         """whether work still runs after the end, because it took too long"""
         self.clusters = BackgroundWork(_clusters, "clusters")
         self.duplicates = BackgroundWork(_duplicates, "duplicates")
-        self.listings = Listings()
+        self.listings, self.library_sample = Listings(), LibrarySample()
         self._completions: tuple[Library, Completions] | None = None
         self.exports = threading.BoundedSemaphore(MAX_EXPORTS)
         self._overview_lock = threading.Lock()

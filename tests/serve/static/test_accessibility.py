@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+
+from calligram.search.library.library import Library
+from calligram.search.query.albums import change_album
 
 AXE = Path(__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 SIZES = ({"width": 1280, "height": 800}, {"width": 390, "height": 780})
@@ -90,3 +94,31 @@ def test_the_dialog_that_asks_for_the_token(browser, guarded):
     opened.wait_for_selector("#login[open]")
     assert findings(opened) == {}
     context.close()
+
+
+def test_albums_and_their_suggestions_which_also_fit_a_phone(library_folder, tmp_path, serving, watched):
+    own = shutil.copytree(library_folder, tmp_path / "library")
+    change_album(own, "Boats", add=Library.open(own).sample(3))
+    with serving(own) as url, watched(url) as page:
+        page.goto(f"{url}/?album=Boats&suggest=1")
+        page.locator("[data-answer]").first.wait_for()
+        assert findings(page) == {}
+        page.set_viewport_size(SIZES[1])
+        assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[1]["width"]
+        buttons = page.locator("#results li").first.locator(".answer").all()
+        assert all(button.bounding_box()["height"] >= 32 for button in buttons)
+        page.set_viewport_size(SIZES[0])
+        page.goto(f"{url}/?album=Boats")
+        page.wait_for_selector("#status:text-is('3 pictures')")
+        page.locator("#results li").first.hover()
+        page.locator(".select").first.click()
+        page.click("#to-album")
+        page.wait_for_selector("#album-dialog[open]")
+        assert findings(page) == {}
+        page.click("#album-cancel")
+        page.click("#album-remove")
+        page.wait_for_selector("#album-delete[open]")
+        assert findings(page) == {}
+        page.goto(url)
+        page.wait_for_selector("#albums a")
+        assert findings(page) == {}

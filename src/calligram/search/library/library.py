@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -254,15 +254,18 @@ class Library:
             raise UserError(f"{self.folder} has no caption '{missing}'")
         return [found[id] for id in ids]
 
-    def full_text(self, query: str, k: int, where: Condition | None = None) -> list[KeywordHit]:
-        """The k items whose captions and paths match any of the words best, by BM25."""
+    def full_text(
+        self, query: str, k: int, where: Condition | None = None, within: Container[str] | None = None
+    ) -> list[KeywordHit]:
+        """The k items whose captions and paths match any of the words best, by BM25; of ``within``, or of all."""
         words = " ".join(keywords(composed(query)))
         if not words or k < 1:
             return []
-        limit = k if where is None else 4 * k
+        limit = k if where is None and within is None else 4 * k
         while True:
             found = self._tables.keyword_search(words, limit)
-            kept = found if where is None else self._satisfying(found, where)
+            kept = [hit for hit in found if within is None or hit.id in within]
+            kept = kept if where is None else self._satisfying(kept, where)
             if len(kept) >= k or len(found) < limit:
                 return kept[:k]
             limit *= 4
@@ -298,9 +301,8 @@ class Library:
 
     def problems(self) -> list[tuple[str, str]]:
         """Files that could not be indexed, and the reasons."""
-        rows = [
-            row for batch in self._tables.column("problems", ["source", "key", "reason"]) for row in batch.to_pylist()
-        ]
+        batches = self._tables.column("problems", ["source", "key", "reason"])
+        rows = [row for batch in batches for row in batch.to_pylist()]
         return sorted((os.path.join(self._roots[row["source"]], row["key"]), row["reason"]) for row in rows)
 
     def stats(self) -> Mapping[str, object]:

@@ -1,3 +1,11 @@
+from calligram.search.query.album_suggestions import AlbumSuggestions as AlbumSuggestions
+from calligram.search.query.album_suggestions import suggest_pictures as suggest_pictures
+from calligram.search.query.albums import Album as Album
+from calligram.search.query.albums import change_album as change_album
+from calligram.search.query.albums import delete_album as delete_album
+from calligram.search.query.albums import find_album as find_album
+from calligram.search.query.albums import read_albums as read_albums
+from calligram.search.query.albums import rename_album as rename_album
 from calligram.search.query.clusters import Cluster as Cluster
 from calligram.search.query.clusters import LibraryClusters as LibraryClusters
 from calligram.search.query.clusters import cluster_library as cluster_library

@@ -16,7 +16,7 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
-from calligram.search.filters.parser import Condition, parse
+from calligram.search.filters.parser import Condition, holds, parse
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, unit_vectors
 from calligram.search.library.word_lists import KeywordHit
@@ -68,6 +68,8 @@ class EncodedQuery(NamedTuple):
     """the encoded terms, where all are texts or all are pictures; a reranker of the same matcher uses them"""
     truncated_words: int = 0
     """words at the ends of texts beyond the longest text that the matcher reads"""
+    within: frozenset[str] | None = None
+    """the only items that may be hits; all of them satisfy the condition"""
 
     @property
     def is_unknown(self) -> bool:
@@ -98,7 +100,8 @@ class EncodedQuery(NamedTuple):
 def nearest_items(index: Index, asked: Sequence[tuple[EncodedQuery, int, bool]]) -> list[list[ScoredItem]]:
     """The nearest items of several queries.
 
-    Queries with the same condition, number and exactness are compared with the index in one call.
+    Queries with the same condition, number and exactness are compared with the index in one call. A query within some
+    items is compared with those alone.
 
     Args:
         index: to search.
@@ -109,6 +112,10 @@ def nearest_items(index: Index, asked: Sequence[tuple[EncodedQuery, int, bool]])
         return found
     groups: dict[tuple[Condition | None, int, bool], list[int]] = {}
     for place, (query, count, exact) in enumerate(asked):
+        if query.within is not None:
+            scored = score_items(index, [(query, sorted(query.within))])[0]
+            found[place] = sorted(scored, key=lambda item: (-item.score, item.id))[:count]
+            continue
         groups.setdefault((query.where, count, exact), []).append(place)
     for (where, count, exact), places in groups.items():
         hits = index.search(np.stack([asked[place][0].vector for place in places]), count, where, exact=exact)
@@ -138,6 +145,8 @@ class ImageSearch(NamedTuple):
     hybrid: bool | None = None
     depth: int | TimeBudget | None = RERANK_DEPTH
     exact: bool = False
+    within: tuple[str, ...] | None = None
+    """ids of the only items that may be hits, such as the pictures of an album; others are skipped"""
 
 
 @dataclass
@@ -196,18 +205,26 @@ class QueryPlanner(NamedTuple):
         Raises:
             UserError: for an invalid query or condition, and for unknown items.
         """
-        found = self.encode_all([(Query.of(query), where)], target)[0]
+        found = self.encode_all([(Query.of(query), where, None)], target)[0]
         if isinstance(found, UserError):
             raise found
         return found
 
-    def encode_all(self, asked: Sequence[tuple[Query, str | None]], target: Modality) -> list[EncodedQuery | UserError]:
-        """Encode queries with their conditions, all texts in one batch; an invalid query gives its error."""
-        texts = EncodedTexts.of([query for query, _ in asked], self.encoder)
+    def encode_all(
+        self, asked: Sequence[tuple[Query, str | None, Sequence[str] | None]], target: Modality
+    ) -> list[EncodedQuery | UserError]:
+        """Encode queries, all texts in one batch; an invalid query gives its error.
+
+        Args:
+            asked: queries, each with its condition and with the ids of the only items that may be hits.
+            target: modality of the hits.
+        """
+        texts = EncodedTexts.of([query for query, *_ in asked], self.encoder)
         found: list[EncodedQuery | UserError] = []
-        for query, where in asked:
+        for query, where, within in asked:
             try:
-                found.append(self._plan(query, target, where, texts))
+                plan = self._plan(query, target, where, texts)
+                found.append(plan if within is None else plan._replace(within=self._admitted(within, plan.where)))
             except UserError as error:
                 found.append(error)
         return found
@@ -222,6 +239,11 @@ class QueryPlanner(NamedTuple):
             self.encoder.truncated_words(str(term.content)) for term in query.terms if term.modality == "text"
         )
         return EncodedQuery(query, target, shares, vector, length, condition, unknown, encoded, truncated)
+
+    def _admitted(self, within: Sequence[str], where: Condition | None) -> frozenset[str]:
+        """The present items among these ids that satisfy the condition."""
+        items = (item for item in self.library.known_items(within) if not item.gone)
+        return frozenset(item.id for item in items if where is None or holds(where, item.metadata))
 
     def _vectors(self, query: Query, texts: EncodedTexts | None) -> tuple[Floats, Encoded | None]:
         """Vectors (terms, D) at unit length, and the encodings where all terms are texts or all are pictures."""

@@ -186,6 +186,7 @@ class Searcher:
         hybrid: bool | None = None,
         depth: int | TimeBudget | None = RERANK_DEPTH,
         exact: bool = False,
+        within: Sequence[str] | None = None,
     ) -> Results:
         """Find images of the library.
 
@@ -197,8 +198,10 @@ class Searcher:
             hybrid: True to fuse with images that contain any word of the query, False for no keyword search.
             depth: number of candidates to rerank, None for all, or a time budget.
             exact: compare all vectors, also in a large library, where an approximate search is much faster.
+            within: ids of the only items that may be hits, such as ``Album.pictures``.
         """
-        found = self.image_batch([ImageSearch(Query.of(query), k, where, all, hybrid, depth, exact)])[0]
+        only = None if within is None else tuple(within)
+        found = self.image_batch([ImageSearch(Query.of(query), k, where, all, hybrid, depth, exact, only)])[0]
         if isinstance(found, UserError):
             raise found
         return found
@@ -244,7 +247,7 @@ class Searcher:
 
     def _plan(self, searches: Sequence[ImageSearch], times: StageTimes) -> list[PlannedSearch | UserError]:
         """Encode the queries, and decide how many items each needs."""
-        encodings = self._planner.encode_all([(search.query, search.where) for search in searches], "image")
+        encodings = self._planner.encode_all([(s.query, s.where, s.within) for s in searches], "image")
         plans: list[PlannedSearch | UserError] = []
         for search, encoded in zip(searches, encodings, strict=True):
             try:
@@ -270,10 +273,11 @@ class Searcher:
         encoded, reranked = plan.encoded, plan.reranker is not None
         only_items = len(plan.own) == len(encoded.query.terms)
         cutoff = None if plan.search.all or only_items else encoded.cutoff(self.scales, reranked=reranked)
-        images = [Hit(item.id, item.score, 0, _text(paths[item.id])) for item in chosen if item.id in paths]
+        texts = {id: None if path is None else str(path) for id, path in paths.items()}
+        images = [Hit(item.id, item.score, 0, texts[item.id]) for item in chosen if item.id in texts]
         depth = len(plan.found) if reranked else 0
-        results = self._results(encoded, images, cutoff, plan.with_every_word, times, depth)
-        return results if plan.search.exact else replace(results, recall=self.library.images.recall)
+        recall = None if plan.search.exact or encoded.within is not None else self.library.images.recall
+        return replace(self._results(encoded, images, cutoff, plan.with_every_word, times, depth), recall=recall)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
         """Find images that are similar to an item of the library."""
@@ -371,7 +375,7 @@ class Searcher:
     def _keyword_hits(self, plan: PlannedSearch) -> list[KeywordHit]:
         """Images with words of the query in a caption or the path, best first."""
         words = "" if plan.search.hybrid is False else plan.encoded.query.words
-        hits = self.library.full_text(words, MAX_KEYWORD_HITS, plan.encoded.where) if words else []
+        hits = self.library.full_text(words, MAX_KEYWORD_HITS, plan.encoded.where, plan.encoded.within) if words else []
         return [hit for hit in hits if hit.id not in plan.own]
 
     def _fuse(self, plans: Sequence[PlannedSearch]) -> list[list[ScoredItem]]:
@@ -394,7 +398,3 @@ def _check(k: int, depth: int | TimeBudget | None) -> None:
         raise UserError(f"k must be at least 1, got {k}")
     if isinstance(depth, int) and depth < 1:
         raise UserError(f"depth must be at least 1, got {depth}")
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

@@ -25,7 +25,7 @@ from calligram.errors import UserError, unknown
 from calligram.files import NEW_FOLDER, replace_folder, replace_json, scratch_folder, wait_for_lock
 from calligram.picture_formats import PICTURE_FORMATS, PICTURE_SUFFIXES
 from calligram.progress import Track, silent
-from calligram.records import check_object, flag, integer, list_of, read_object, record, text
+from calligram.records import flag, list_of, read_version, record, text
 from calligram.search.filters.parser import holds, parse
 from calligram.search.library.library import Item, Library
 from calligram.search.query.query import ItemId, Query, QueryTerm, weighted_text
@@ -82,8 +82,7 @@ class SavedSearch:
         texts = (self.name, self.q, self.where, *(text for texts in lists for text in texts))
         if not all(isinstance(texts, tuple) for texts in lists) or not all(map(_is_text, texts)):
             raise UserError("a saved search has a name, a query, lists of terms, and a condition, all of them texts")
-        if not self.name.strip() or len(self.name) > MAX_NAME_CHARACTERS or not self.name.isprintable():
-            raise UserError(f"the name of a saved search has 1 to {MAX_NAME_CHARACTERS} printable characters")
+        check_name(self.name, "a saved search")
         if not (self.has_query or self.where.strip()):
             raise UserError("the search is empty; give a text, an item or a condition to save")
 
@@ -111,6 +110,12 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and is_encodable(value)
 
 
+def check_name(name: str, what: str) -> None:
+    """Refuse a name that cannot be shown in a list."""
+    if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not (name.isprintable() and is_encodable(name)):
+        raise UserError(f"the name of {what} has 1 to {MAX_NAME_CHARACTERS} printable characters")
+
+
 def saved_searches(library: Path) -> list[SavedSearch]:
     """All saved searches of the library in a folder, in the order in which they were saved.
 
@@ -118,15 +123,9 @@ def saved_searches(library: Path) -> list[SavedSearch]:
         UserError: when the file cannot be read.
     """
     file, todo = library / SEARCHES_FILE, "correct it, or delete it to lose the saved searches only"
+    content = read_version(file, SEARCHES_FORMAT, SEARCHES_VERSION, SEARCHES_SCHEMA, todo)
     try:
-        content = read_object(file, todo, record({"format": text(), "version": integer(1)}, closed=False))
-    except FileNotFoundError:
-        return []
-    if content["format"] != SEARCHES_FORMAT or content["version"] > SEARCHES_VERSION:
-        raise UserError(f"{file} has format {content['format']} {content['version']}; a newer calligram reads it")
-    check_object(file, content, SEARCHES_SCHEMA, todo)
-    try:
-        return [SavedSearch.of(row) for row in content["searches"]]
+        return [SavedSearch.of(row) for row in (content or {}).get("searches", ())]
     except UserError as error:
         raise UserError(f"{file} is damaged ({error}); {todo}") from error
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -351,17 +352,29 @@ async def export(service: CurrentService, http: Request, request: Annotated[Expo
     ids = list(dict.fromkeys(request.id))
     if request.score and len(request.score) != len(request.id):
         raise RefusedRequest(400, f"{len(request.id)} ids with {len(request.score)} scores; give one for each, or none")
+    scores = dict(zip(request.id, request.score, strict=True)) if request.score else {}
+    chosen = [SelectedPicture(id, rank, scores.get(id)) for rank, id in enumerate(ids, 1)]
+    return await download(service, http, chosen, "pictures.zip")
+
+
+async def download(service: Service, http: Request, chosen: Sequence[SelectedPicture], file: str) -> Response:
+    """A zip of pictures, as an answer.
+
+    Raises:
+        RefusedRequest: if the library has none of them, or they are too large.
+    """
     library = service.searcher.library
-    items = await service.read(lambda library: library.known_items(ids))
+    items = await service.read(lambda library: library.known_items([picture.id for picture in chosen]))
     if not items:
         raise RefusedRequest(404, "the library has none of these images; search again if it has changed")
     if sum(int(item.metadata.get("bytes") or 0) for item in items) > MAX_EXPORT_BYTES:
         raise RefusedRequest(413, f"the pictures have more than {MAX_EXPORT_BYTES / 1e9:g} GB; choose fewer")
-    scores = dict(zip(request.id, request.score, strict=True)) if request.score else {}
-    chosen = [SelectedPicture(id, rank, scores.get(id)) for rank, id in enumerate(ids, 1)]
     if not service.exports.acquire(blocking=False):
         raise QueueFullError
-    headers = {"Content-Disposition": 'attachment; filename="pictures.zip"', "Cache-Control": "no-store"}
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file, safe='')}",
+        "Cache-Control": "no-store",
+    }
     cleaned = None if sees_places(http, service.settings) else without_place
     return Download(service, zip_parts(library, chosen, HIDDEN_COLUMNS, cleaned), headers)
 

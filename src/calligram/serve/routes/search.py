@@ -10,14 +10,16 @@ from fastapi import APIRouter, Depends, Form, Query, Request
 from fastapi.responses import Response
 from PIL import Image
 
+from calligram.errors import UserError
 from calligram.search.library.library import Library
 from calligram.search.query.encoded_query import ImageSearch
 from calligram.search.query.query import ItemId, QueryTerm, weighted_text
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import RERANK_DEPTH, TimeBudget
 from calligram.search.query.searcher import Results, Searcher
+from calligram.search.query.selection import MAX_NAME_CHARACTERS
 from calligram.serve.guard import RefusedRequest, error_responses, read_upload, refuse_hidden_columns, sees_paths
-from calligram.serve.item_lists import Order
+from calligram.serve.item_lists import Order, album_page, known_album
 from calligram.serve.schema import (
     BrowseAnswer,
     CompletionsAnswer,
@@ -42,11 +44,12 @@ async def search(service: CurrentService, http: Request, request: Annotated[Sear
 
     async def answer() -> Results:
         if request.find == "images":
-            return await service.search_images(image_search(request, None, budget_ms))
+            return await service.search_images(image_search(request, None, budget_ms, within))
         return await service.search(lambda searcher: run_search(searcher, request, None, budget_ms))
 
-    budget_ms = service.settings.budget_ms
-    if isinstance(rerank_depth(request, budget_ms), TimeBudget):  # the results depend on the load of the machine
+    budget_ms, within = service.settings.budget_ms, await _album(service, request)
+    # Results that depend on the load of the machine, or on an album, which may change at any time, are not remembered.
+    if request.album or isinstance(rerank_depth(request, budget_ms), TimeBudget):
         return respond(service, await answer(), http)
     key = f"{date.today()} {request.model_dump_json()}"  # a condition may say "yesterday"
     return respond(service, await service.remembered(key, answer), http)
@@ -60,16 +63,16 @@ async def search_by_image(
 ) -> Response:
     """Find images or captions by an uploaded picture, alone or with texts."""
     refuse_hidden_columns(http, service.settings, request.where)
-    content = await request.image.read()
+    content, within = await request.image.read(), await _album(service, request)
 
     def work(searcher: Searcher) -> Results:
         picture = read_upload(content, service.settings)
-        return run_search(searcher, request, picture, service.settings.budget_ms)
+        return run_search(searcher, request, picture, service.settings.budget_ms, within)
 
     return respond(service, await service.search(work), http)
 
 
-@router.get("/browse", responses=error_responses(400, 422, 503))
+@router.get("/browse", responses=error_responses(400, 404, 422, 503))
 async def browse(
     service: CurrentService,
     http: Request,
@@ -80,20 +83,24 @@ async def browse(
     ] = "",
     start: Annotated[int, Query(ge=0, le=MAX_START, description="Number of images to skip.")] = 0,
     order: Annotated[Order, Query(description="mixed: always the same; newest, oldest: by date.")] = "mixed",
+    album: Annotated[str, Query(max_length=MAX_NAME_CHARACTERS, description="List the pictures of this album.")] = "",
 ) -> BrowseAnswer:
-    """Images without a query: all of the library, or images that satisfy a condition, in pages."""
+    """Images without a query: all of the library, of an album, or images that satisfy a condition, in pages."""
     refuse_hidden_columns(http, service.settings, where)
     shown = sees_paths(http)
 
     def read(library: Library) -> BrowseAnswer:
-        listed = service.listings.page(library, where, order, start, k)
+        if album:
+            listed = album_page(library, known_album(library, album), where, order, start, k)
+        else:
+            listed = service.listings.page(library, where, order, start, k)
         hits = [
             HitAnswer(
                 id=item.id, score=0.0, rank=rank, path=_path(item.path) if shown else None, name=item.name, text=None
             )
             for rank, item in enumerate(library.items(listed.ids), start + 1)
         ]
-        return BrowseAnswer(hits=hits, total=listed.total)
+        return BrowseAnswer(hits=hits, total=listed.total, missing=listed.missing)
 
     return await service.read(read)
 
@@ -108,21 +115,43 @@ async def complete(
     return CompletionsAnswer(texts=await service.complete(q, k))
 
 
+async def _album(service: Service, request: SearchRequest) -> tuple[str, ...] | None:
+    """The ids of the album that a request names; None if it names none.
+
+    Raises:
+        RefusedRequest: for an unknown album, and for a search for captions.
+    """
+    if not request.album:
+        return None
+    if request.find == "captions":
+        raise RefusedRequest(400, "an album has pictures and no captions; leave out album, or find=captions")
+    return await service.read(lambda library: known_album(library, request.album).pictures)
+
+
 def _path(path: object) -> str | None:
     return None if path is None else str(path)
 
 
 def run_search(
-    searcher: Searcher, request: SearchRequest, picture: Image.Image | None, budget_ms: float | None = None
+    searcher: Searcher,
+    request: SearchRequest,
+    picture: Image.Image | None,
+    budget_ms: float | None = None,
+    within: tuple[str, ...] | None = None,
 ) -> Results:
     """Search by a request and an uploaded picture.
 
     Args:
         budget_ms: time limit in milliseconds if the request gives neither depth nor budget.
+        within: ids of the only pictures that may be hits.
     """
-    search = image_search(request, picture, budget_ms)
-    find = searcher.images if request.find == "images" else searcher.texts
-    return find(
+    search = image_search(request, picture, budget_ms, within)
+    if request.find == "images":
+        found = searcher.image_batch([search])[0]
+        if isinstance(found, UserError):
+            raise found
+        return found
+    return searcher.texts(
         search.query,
         search.k,
         where=search.where,
@@ -133,13 +162,18 @@ def run_search(
     )
 
 
-def image_search(request: SearchRequest, picture: Image.Image | None, budget_ms: float | None) -> ImageSearch:
+def image_search(
+    request: SearchRequest,
+    picture: Image.Image | None,
+    budget_ms: float | None,
+    within: tuple[str, ...] | None = None,
+) -> ImageSearch:
     """The arguments of a search."""
     where, depth = request.where.strip() or None, rerank_depth(request, budget_ms)
     query = search_query(request, picture)
     # No cut-off says how different a picture must be from what is left out.
     everything = request.all or all(term.weight < 0 for term in query.terms)
-    return ImageSearch(query, request.k, where, everything, request.hybrid, depth, request.exact)
+    return ImageSearch(query, request.k, where, everything, request.hybrid, depth, request.exact, within)
 
 
 def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeBudget:

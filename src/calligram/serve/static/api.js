@@ -44,7 +44,7 @@ export async function search(terms, picture, signal) {
 
 // Pictures without a query: all of them, or those that satisfy the filters, from place `start` of the list.
 export async function browse(terms, order, start, signal) {
-  const wanted = new URLSearchParams({ k: terms.get("k"), where: terms.get("where") ?? "", order, start });
+  const wanted = new URLSearchParams({ k: terms.get("k"), where: terms.get("where") ?? "", album: terms.get("album") ?? "", order, start });
   const answer = await (await ask(`api/browse?${wanted}`, { signal })).json();
   return { ...answer, below: 0 };
 }
@@ -114,6 +114,31 @@ export async function saveSearch(search) {
 export async function deleteSearch(name) {
   return (await (await ask(`api/searches?${new URLSearchParams({ name })}`, { method: "DELETE" })).json()).searches;
 }
+
+export async function albums() {
+  return (await (await ask("api/albums")).json()).albums;
+}
+
+// Begins an album, or changes it: `changes` has lists of ids to add, remove and reject.
+export async function changeAlbum(name, changes = {}) {
+  return (await (await send("api/albums", { name, ...changes })).json()).albums;
+}
+
+export async function renameAlbum(name, renamed) {
+  return (await (await send("api/album-name", { name, new: renamed })).json()).albums;
+}
+
+export async function deleteAlbum(name) {
+  return (await (await ask(`api/albums?${new URLSearchParams({ name })}`, { method: "DELETE" })).json()).albums;
+}
+
+// Pictures that may belong to an album.
+export async function albumSuggestions(name, k, signal) {
+  const answer = await (await ask(`api/album-suggestions?${new URLSearchParams({ name, k })}`, { signal })).json();
+  return { ...answer, below: 0 };
+}
+
+export const albumArchive = (name) => `api/album-export?${new URLSearchParams({ name })}`;
 
 // The address of a zip of these pictures. A link saves it while it arrives; an answer to fetch would have to fit into memory.
 export const archive = (hits) => `api/export?${new URLSearchParams([...hits.map((hit) => ["id", hit.id]), ...hits.map((hit) => ["score", hit.score.toFixed(4)])])}`;

@@ -48,7 +48,16 @@ export function withoutCopies(hits) {
   return [...first.values()];
 }
 
-function entry(hit, top, address, choice) {
+// Two buttons under a suggested picture. Its tile has the keys y and n for them.
+function answers(hit) {
+  const described = hit.caption ?? hit.name ?? hit.id;
+  const button = (answer, label, key, name) => h("button", { type: "button", class: `answer ${answer}`, "data-answer": answer, "data-for": hit.id,
+    "aria-label": `${label}: ${described}`, title: `${label} (${key})` }, icon(name), label);
+  return h("span", { class: "answers" }, button("add", "Belongs", "y", "check"), button("reject", "Does not", "n", "close"));
+}
+
+function entry(hit, top, address, choice, asks) {
+  if (asks) return [tile(hit, top, address), asks === "answers" ? answers(hit) : null];
   const select = h("button", { type: "button", class: "select", "aria-pressed": String(choice.has(hit.id)), "aria-label": `Select ${hit.caption ?? hit.name ?? hit.id}`, title: "Select (x)",
     tabindex: "-1", "data-select": hit.id }, icon("check"));
   const copies = hit.copies ? h("span", { class: "times", title: "Files with the same bytes" }, `${hit.copies + 1}×`) : null;
@@ -61,15 +70,16 @@ function line(hit, address) {
     hit.text ?? hit.id, h("small", {}, score(hit)));
 }
 
-export function show(list, hits, kind, address, choice = new Map()) {
+// `asks`: "answers" for suggestions with buttons, "nothing" for suggestions without; pictures are then not selected.
+export function show(list, hits, kind, address, choice = new Map(), asks = "") {
   const words = kind === "captions";
   list.classList.toggle("words", words);
   const top = Math.max(0, ...hits.map((hit) => hit.score));
   const focused = list.contains(document.activeElement) ? [...list.children].findIndex((c) => c.contains(document.activeElement)) : -1;
   const kept = new Map([...list.children].map((entry) => [entry.dataset.key, entry]));
   list.replaceChildren(...hits.map((hit) => {
-    const key = `${kind} ${hit.id} ${hit.rank} ${score(hit)} ${hit.copies ?? 0} ${hit.raised ?? ""} ${address({ item: hit.id })}`;
-    return kept.get(key) ?? h("li", { "data-key": key }, words ? line(hit, address) : entry(hit, top, address, choice));
+    const key = `${kind} ${hit.id} ${hit.rank} ${score(hit)} ${hit.copies ?? 0} ${hit.raised ?? ""} ${asks} ${address({ item: hit.id })}`;
+    return kept.get(key) ?? h("li", { "data-key": key }, words ? line(hit, address) : entry(hit, top, address, choice, asks));
   }));
   const stop = list.children[Math.max(0, focused)]?.firstElementChild;
   stop?.setAttribute("tabindex", "0");

@@ -1,5 +1,6 @@
 // The search page. Its state is in the address, and everything on the page follows from it.
 
+import * as albums from "./albums.js";
 import * as api from "./api.js";
 import { $, h, icon, number, several } from "./dom.js";
 import { Detail } from "./detail.js";
@@ -13,6 +14,7 @@ import { isQuery, read, split, queryText, terms, write } from "./state.js";
 import { takePictures, toggleTheme } from "./page.js";
 
 const PAGE_HITS = 48;
+const SUGGESTED_PICTURES = 24;
 const pictures = new Map(); // uploaded pictures, by their number in the address
 const chosen = new Map(); // selected hits, by id
 let state = read();
@@ -33,6 +35,13 @@ const openSave = saved.saver(() => ({ state, about }), (name) => {
   $("status").textContent = message = `Saved as “${name}”. `;
   saved.show($("saved"), follow, about.saving).catch(() => {});
 });
+
+const askName = albums.namer();
+const askDelete = albums.deleter(async (name) => {
+  showAlbums(await api.deleteAlbum(name));
+  go({ ...read("?") });
+});
+const showAlbums = (list) => albums.draw($("albums"), list, follow);
 
 function go(changes, { replace = false, mark = null } = {}) {
   state = { ...state, ...changes };
@@ -57,6 +66,7 @@ function render() {
   if (key !== shownFor) {
     wanted = PAGE_HITS;
     message = "";
+    undo = null;
     ask(key);
   }
   if (item) openItem(item);
@@ -68,18 +78,21 @@ function render() {
 }
 
 function drawHead() {
-  document.body.classList.toggle("home", !isQuery(state) && !narrowed());
+  document.body.classList.toggle("home", !isQuery(state) && !narrowed() && !state.album);
   document.body.classList.toggle("unasked", !isQuery(state));
   if (state.q !== written) $("query").value = written = state.q; // text that is being typed stays
-  document.title = isQuery(state) ? `${queryText(state) || "Similar pictures"} · Calligram` : "Calligram";
-  $("query").placeholder = state.picture || state.like.length ? "Add words" : "Describe a picture";
+  const title = isQuery(state) ? queryText(state) || "Similar pictures" : state.album;
+  document.title = title ? `${title} · Calligram` : "Calligram";
+  $("query").placeholder = state.picture || state.like.length ? "Add words" : state.album ? "Search this album" : "Describe a picture";
   drawHeld();
   drawChips();
   for (const button of document.querySelectorAll("[data-find]")) {
     button.setAttribute("aria-pressed", String(button.dataset.find === state.find));
   }
-  $("kinds").hidden = !about.stats.captions;
+  $("kinds").hidden = !about.stats.captions || Boolean(state.album);
   drawOrder();
+  $("filter").hidden = suggesting();
+  drawAlbum();
   const count = Object.values(state.filters).flat().length + (state.where ? 1 : 0) + (state.since || state.until ? 1 : 0);
   $("filter").replaceChildren(icon("filter"), "Filters", ...(count ? [h("b", {}, String(count))] : []));
   $("save-search").hidden = !saved.canSave(state, about);
@@ -88,14 +101,29 @@ function drawHead() {
 
 function drawOrder() {
   $("order").value = state.order;
-  $("order").options[0].textContent = isQuery(state) ? "Best match first" : "Mixed";
-  $("order").hidden = !timeline.hasDates() || (isQuery(state) && state.find === "captions");
+  $("order").options[0].textContent = isQuery(state) ? "Best match first" : state.album ? "Order of the album" : "Mixed";
+  $("order").hidden = !timeline.hasDates() || (isQuery(state) && state.find === "captions") || suggesting();
 }
 
 // The dates come after the rest of the page. Nothing else is drawn again: a click or an error message would get lost.
 function drawDates() {
   drawOrder();
   if (!$("filters").hidden) filters.showTimeline($("filters"), state, go);
+}
+
+const suggesting = () => state.suggest && !isQuery(state);
+
+function drawAlbum() {
+  $("album-bar").hidden = !state.album;
+  if (!state.album) return;
+  $("album-heading").textContent = state.album;
+  const back = suggesting();
+  $("album-suggest").href = address({ suggest: !back, q: "", plus: [], minus: [], like: [], picture: null });
+  $("album-suggest").replaceChildren(icon(back ? "album" : "like"), back ? "Show the album" : "Suggest pictures");
+  $("album-download").href = api.albumArchive(state.album);
+  $("album-download").replaceChildren(icon("download"), "Download album");
+  $("album-download").hidden = !albums.find(state.album)?.pictures;
+  $("album-rename").hidden = $("album-remove").hidden = !about.saving;
 }
 
 const narrowed = () => Boolean(state.where || state.since || state.until || Object.keys(state.filters).length);
@@ -125,6 +153,7 @@ function drawChips() {
   }
   if (state.since || state.until) chips.push(chip(timeline.rangeText(state), "filter", { since: "", until: "" }));
   if (state.where) chips.push(chip(state.where, "filter", { where: "" }));
+  if (state.album && isQuery(state)) chips.push(chip(`album: ${state.album}`, "filter", { album: "", suggest: false }));
   if (isQuery(state)) {
     chips.push(h("li", {}, h("button", { type: "button", class: "chip add", title: "Or type a minus sign and a word", onclick: leaveOut }, "− leave out…")));
   }
@@ -167,6 +196,7 @@ async function ask(key) {
 }
 
 async function find(signal) {
+  if (suggesting()) return describe(await api.albumSuggestions(state.album, SUGGESTED_PICTURES, signal), signal);
   const now = isQuery(state)
     ? await api.search(terms(state, wanted, about.columns), pictures.get(state.picture)?.file, signal)
     : await api.browse(terms(state, PAGE_HITS, about.columns), state.order || "mixed", 0, signal);
@@ -209,6 +239,8 @@ async function moreOfTheList(button) {
 }
 
 function drawFound() {
+  $("album-note").textContent = suggesting() ? albums.learntFrom(found) : "";
+  if (suggesting()) return drawSuggestions();
   const { hits, below } = found;
   grid.show($("results"), hits, isQuery(state) ? state.find : "images", address, chosen);
   const [one, many] = state.find === "captions" ? ["caption", "captions"] : ["picture", "pictures"];
@@ -229,11 +261,71 @@ function drawFound() {
   if (open) openItem(open);
 }
 
+function drawSuggestions() {
+  const { hits } = found;
+  grid.show($("results"), hits, "images", address, chosen, about.saving ? "answers" : "nothing");
+  const album = albums.find(state.album);
+  const counts = album ? `${several(album.pictures, "picture", "pictures")} in the album, ${number(album.rejected)} rejected` : "";
+  $("status").replaceChildren(message, ...(undo ? [undo, " "] : []), counts);
+  $("notice").hidden = true;
+  if (!hits.length && found.learnt_from === "nothing") {
+    say("Nothing to learn from yet", "The album is empty, and the model does not know its name. Search for some pictures, select them, and add them to the album.");
+  } else if (!hits.length) say("No more suggestions", "Every picture of the library is answered.");
+  drawChosen();
+  $("more").replaceChildren(h("button", { type: "button", class: "plain", id: "suggest-more", onclick: () => ask(shownFor) }, "New suggestions"));
+  $("more").hidden = !hits.length;
+  if (state.item) openItem(state.item);
+}
+
+let undo = null; // a button that takes the last answer back
+
+// Stores an answer, takes the picture off the page, and moves the focus to the next one.
+async function answerSuggestion(id, answer) {
+  const [key, name, at] = [shownFor, state.album, found.hits.findIndex((hit) => hit.id === id)];
+  const buttons = document.querySelectorAll(`[data-for="${CSS.escape(id)}"]`);
+  if (at < 0 || [...buttons].some((button) => button.disabled)) return;
+  for (const button of buttons) button.disabled = true;
+  try {
+    showAlbums(await api.changeAlbum(name, { [answer]: [id] }));
+  } catch (error) {
+    for (const button of buttons) button.disabled = false;
+    $("status").textContent = error.message;
+    return;
+  }
+  if (key !== shownFor) return;
+  const hit = found.hits.find((each) => each.id === id);
+  found.hits = found.hits.filter((each) => each.id !== id);
+  message = answer === "add" ? "Added. " : "Rejected. ";
+  undo = h("button", { type: "button", class: "plain", id: "undo", onclick: () => takeBack(name, hit, at) }, "Undo");
+  if (!found.hits.length) return ask(shownFor);
+  drawFound();
+  grid.focus($("results"), found.hits[Math.min(at, found.hits.length - 1)].id);
+}
+
+async function takeBack(name, hit, at) {
+  const key = shownFor;
+  try {
+    showAlbums(await api.changeAlbum(name, { remove: [hit.id] }));
+  } catch (error) {
+    $("status").textContent = error.message;
+    return;
+  }
+  if (key !== shownFor) return;
+  undo = null;
+  message = "Taken back. ";
+  if (!found.hits.some((each) => each.id === hit.id)) found.hits.splice(at, 0, hit);
+  drawFound();
+  grid.focus($("results"), hit.id);
+}
+
+// Pictures of an album that the library no longer has.
+const gone = () => (found.missing ? `, ${number(found.missing)} no longer in the library` : "");
+
 function listed(shown) {
   if (typeof found.total !== "number") return [`${several(shown, "picture", "pictures")} that satisfy the filters, and more`];
   const all = several(found.total, "picture", "pictures");
   const some = shown < found.total ? `${number(shown)} of ${all}` : all;
-  return [narrowed() ? `${some} that satisfy the filters` : some];
+  return [`${narrowed() ? `${some} that satisfy the filters` : some}${gone()}`];
 }
 
 function unknownWords() {
@@ -255,8 +347,10 @@ function drawChosen() {
   const hits = some ? [...chosen.values()] : found.hits;
   $("download").href = api.archive(hits);
   $("download").replaceChildren(icon("download"), some ? `Download ${chosen.size}` : "Download");
-  $("download").hidden = !some && (!hits.length || (isQuery(state) && state.find === "captions") || document.body.classList.contains("home"));
+  $("download").hidden = !some && (!hits.length || (isQuery(state) && state.find === "captions") || document.body.classList.contains("home") || suggesting() || (state.album && !isQuery(state)));
   $("unselect").hidden = !some;
+  $("to-album").hidden = !some || !about.saving;
+  $("from-album").hidden = !some || !about.saving || !state.album || suggesting();
   document.body.classList.toggle("choosing", some);
 }
 
@@ -278,6 +372,10 @@ function exactness() {
 }
 
 function sayNothing(many) {
+  if (state.album && !isQuery(state) && !narrowed()) {
+    return say("This album is empty", "Search for pictures, select them, and choose “Add to album”. Or let the album suggest pictures by its name.",
+      h("a", { class: "plain", href: address({ suggest: true }), onclick: follow }, "Suggest pictures"));
+  }
   if (!about.stats.items) return say("The library is empty", "Add pictures with “calligram index”.");
   say(`No ${many}`, narrowed() ? "Nothing satisfies the filters." : "Nothing was found.",
     narrowed() ? h("button", { type: "button", class: "plain", onclick: () => go({ filters: {}, where: "", since: "", until: "" }) }, "Remove the filters") : null);
@@ -316,6 +414,7 @@ function drawRefusal(error) {
   }
   const again = h("button", { type: "button", class: "plain", onclick: () => (about.limits.k ? ask(shownFor) : begin()) }, "Try again");
   if (error.status >= 500 || error.status === 0) say("The search failed", error.id ? `${error.message} (${error.id})` : error.message, again);
+  else if (error.status === 404 && state.album) say("No such album", "It may have been renamed or deleted.");
   else say(faulty ? "The condition is not valid" : "The query is not valid", error.message);
 }
 
@@ -342,7 +441,7 @@ function step(by) {
 
 function moreLike(id) {
   written = null;
-  go({ q: "", plus: [], minus: [], like: [id], picture: null, find: "images", all: false, item: null });
+  go({ q: "", plus: [], minus: [], like: [id], picture: null, find: "images", all: false, item: null, album: "", suggest: false });
   scrollTo({ top: 0 });
 }
 
@@ -350,7 +449,7 @@ function searchByPicture(file) {
   const number = String(Date.now());
   pictures.set(number, { file, preview: URL.createObjectURL(file) });
   written = null;
-  go({ picture: number, like: [], q: "", plus: [], minus: [], all: false, item: null });
+  go({ picture: number, like: [], q: "", plus: [], minus: [], all: false, item: null, album: "", suggest: false });
 }
 
 function openFilters(open) {
@@ -377,9 +476,49 @@ async function begin() {
   // Without dates and saved searches, the page still searches.
   timeline.load().then(drawDates, () => {});
   saved.show($("saved"), follow, about.saving).catch(() => {});
+  albums.show($("albums"), follow).then(redrawAlbum, () => {});
   shownFor = null;
   render();
   if (!state.item && !isQuery(state) && matchMedia("(hover: hover)").matches) $("query").focus();
+}
+
+// The counts of an album arrive after its pictures, or before.
+function redrawAlbum() {
+  drawAlbum();
+  if (suggesting() && found.learnt_from) drawFound();
+}
+
+// Changes the album of the page, and shows it again with a message.
+async function changeSelected(name, changes, text) {
+  showAlbums(await api.changeAlbum(name, changes));
+  for (const id of [...chosen.keys()]) select(id);
+  message = text;
+  if (state.album === name && !isQuery(state)) await ask(shownFor);
+  else drawFound();
+  drawAlbum();
+}
+
+function addToAlbum() {
+  const ids = [...chosen.keys()];
+  const count = several(ids.length, "picture", "pictures");
+  askName({ title: `Add ${count} to an album`, choose: true, name: albums.find(state.album)?.name ?? "", confirm: "Add",
+    done: (name) => changeSelected(name, { add: ids }, `Added ${count} to “${name}”. `) });
+}
+
+async function removeFromAlbum() {
+  const ids = [...chosen.keys()];
+  try {
+    await changeSelected(state.album, { remove: ids }, `Removed ${several(ids.length, "picture", "pictures")}. `);
+  } catch (error) {
+    $("status").textContent = error.message;
+  }
+}
+
+function renameAlbum() {
+  askName({ title: "Rename the album", name: state.album, confirm: "Rename", done: async (name) => {
+    showAlbums(await api.renameAlbum(state.album, name));
+    go({ album: name }, { replace: true });
+  } });
 }
 
 $("search").addEventListener("submit", (event) => {
@@ -388,11 +527,13 @@ $("search").addEventListener("submit", (event) => {
   const typed = split($("query").value);
   written = null;
   const joined = (kind) => [...new Set([...state[kind], ...typed[kind]])];
-  go({ q: typed.q, plus: joined("plus"), minus: joined("minus"), all: false, item: null });
+  go({ q: typed.q, plus: joined("plus"), minus: joined("minus"), all: false, item: null, suggest: false });
 });
 $("results").addEventListener("click", (event) => {
   const button = event.target.closest("[data-select]");
+  const answered = event.target.closest("[data-answer]");
   if (button) select(button.dataset.select);
+  else if (answered) answerSuggestion(answered.dataset.for, answered.dataset.answer);
   else follow(event);
 });
 $("unselect").addEventListener("click", () => {
@@ -406,7 +547,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 suggests($("query"), $("suggestions"), () => $("search").requestSubmit());
 $("results").addEventListener("keydown", (event) => {
   const id = event.target.closest("a[data-id]")?.dataset.id;
-  if (event.key === "x" && id && !event.ctrlKey && !event.metaKey) return select(id);
+  const plain = id && !event.ctrlKey && !event.metaKey && !event.altKey;
+  const answer = { y: "add", n: "reject" }[event.key];
+  if (answer && plain && suggesting() && about.saving) return answerSuggestion(id, answer);
+  if (event.key === "x" && plain && !suggesting()) return select(id);
   if (grid.walk($("results"), event) === "leave") $("query").focus();
 });
 $("filter").addEventListener("click", () => openFilters($("filters").hidden));
@@ -416,7 +560,7 @@ for (const button of document.querySelectorAll("[data-find]")) {
   button.addEventListener("click", () => go({ find: button.dataset.find, all: false }));
 }
 document.addEventListener("keydown", (event) => {
-  if ($("detail").open || $("login").open || $("save").open) return;
+  if (document.querySelector("dialog[open]")) return;
   const writing = event.target.matches("input, textarea");
   if (event.key === "/" && !writing) {
     event.preventDefault();
@@ -440,6 +584,13 @@ addEventListener("popstate", () => {
 });
 document.querySelector(".go").append(icon("search"));
 $("pick").append(icon("picture"));
+$("to-album").append(icon("album"), "Add to album…");
+$("to-album").addEventListener("click", addToAlbum);
+$("from-album").append(icon("minus"), "Remove from album");
+$("from-album").addEventListener("click", removeFromAlbum);
+$("album-rename").addEventListener("click", renameAlbum);
+$("album-remove").addEventListener("click", () => askDelete(state.album));
+$("album-suggest").addEventListener("click", follow);
 $("save-search").append(icon("star"), "Save");
 $("save-search").addEventListener("click", openSave);
 toggleTheme($("theme"));

@@ -10,7 +10,7 @@ let names = new Set();
 const content = (state, kinds) => ({ q: state.q, plus: state.plus, minus: state.minus, like: state.like, where: condition(state, kinds), all: state.all });
 const address = (search) => write({ ...read("?"), ...search });
 
-export const canSave = (state, about) => Boolean(about.saving && !state.picture && (isQuery(state) || condition(state, about.columns)));
+export const canSave = (state, about) => Boolean(about.saving && !state.picture && !state.album && (isQuery(state) || condition(state, about.columns)));
 
 export async function show(list, follow, saving) {
   draw(list, await api.searches(), follow, saving);

@@ -7,14 +7,15 @@ export const ORDERS = ["newest", "oldest"];
 
 export function read(address = location.search) {
   const given = new URLSearchParams(address);
-  const state = { q: given.get("q") ?? "", where: given.get("where") ?? "", filters: {} };
+  const state = { q: given.get("q") ?? "", where: given.get("where") ?? "", album: given.get("album") ?? "", filters: {} };
   for (const name of LISTS) state[name] = given.getAll(name);
   for (const [name, value] of given) {
     if (name.startsWith("f.")) (state.filters[name.slice(2)] ??= []).push(value);
   }
   const day = (name) => (/^\d{4}-\d\d-\d\d$/u.test(given.get(name) ?? "") && !Number.isNaN(Date.parse(given.get(name))) ? given.get(name) : "");
   [state.since, state.until] = [day("since"), day("until")];
-  state.find = given.get("find") === "captions" ? "captions" : "images";
+  state.find = given.get("find") === "captions" && !state.album ? "captions" : "images"; // an album has pictures only
+  state.suggest = Boolean(state.album) && given.get("suggest") === "1";
   state.all = given.get("all") === "1";
   state.exact = given.get("exact") === "1";
   state.copies = given.get("copies") === "1";
@@ -32,6 +33,8 @@ export function write(state) {
     for (const value of values) out.append(`f.${column}`, value);
   }
   if (state.where) out.set("where", state.where);
+  if (state.album) out.set("album", state.album);
+  if (state.album && state.suggest) out.set("suggest", "1");
   for (const name of ["since", "until"]) if (state[name]) out.set(name, state[name]);
   if (state.find !== "images") out.set("find", state.find);
   if (state.all) out.set("all", "1");
@@ -85,6 +88,7 @@ export function terms(state, k, kinds) {
   for (const name of LISTS) for (const value of state[name]) out.append(name, value);
   const where = condition(state, kinds);
   if (where) out.set("where", where);
+  if (state.album) out.set("album", state.album);
   out.set("find", state.find);
   out.set("k", k);
   if (state.all) out.set("all", "true");
