@@ -352,7 +352,7 @@ class Done(NamedTuple):
     stderr: str
 
 
-def _calligram(*arguments: object, cwd: Path | None = None) -> Done:
+def _calligram(*arguments: object, cwd: Path | None = None, input: str = "") -> Done:
     """What ``main`` does not handle is raised here, where a process would show a traceback."""
     import torch
 
@@ -368,7 +368,8 @@ def _calligram(*arguments: object, cwd: Path | None = None) -> Done:
         torch.random.fork_rng(devices=[]),
     ):
         patch.chdir(cwd or Path.cwd())
-        for name, value in (("stdin", io.StringIO()), ("stdout", out), ("stderr", err)):
+        stdin = io.TextIOWrapper(io.BytesIO(input.encode()), "utf-8")
+        for name, value in (("stdin", stdin), ("stdout", out), ("stderr", err)):
             patch.setattr(sys, name, value)
         patch.setattr(sys, "argv", ["calligram", *map(str, arguments)])
         patch.setattr(logs[0], "handlers", [])  # those of pytest would keep ``basicConfig`` from adding its own

@@ -173,17 +173,20 @@ def test_forgotten_pictures_stay_forgotten_when_their_list_is_damaged(copied, ma
     assert calligram("check", library).returncode == 0
 
 
-def test_damaged_copies_and_saved_searches_are_listed_and_mended(copied, calligram):
+def test_damaged_copies_saved_searches_and_albums_are_listed_and_mended(copied, calligram):
     library = copied("library")
+    assert calligram("albums", library, "Dogs", "--add").returncode == 0
+    flip(library / "albums.json")
     assert calligram("forget", library, all_hits(calligram, library)[0]).returncode == 0
     assert calligram("search", library, "a dog", "--save", "dogs").returncode == 0
     flip(library / "searches.json")
     flip(library / "1/forgotten.json")
     listed = calligram("check", library)
-    assert (listed.returncode, listed.stdout.count("damaged: ")) == (1, 2), listed.stdout
+    assert (listed.returncode, listed.stdout.count("damaged: ")) == (1, 3), listed.stdout
     mended = calligram("check", library, "--repair", "--device", "cpu")
     assert mended.returncode == 0, mended.stdout + mended.stderr
     assert (library / "searches.json.damaged").is_file()
+    assert (library / "albums.json.damaged").is_file()
     assert json.loads((library / "1/forgotten.json").read_text())["pictures"]
     assert calligram("check", library).returncode == 0
 

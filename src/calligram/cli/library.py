@@ -255,6 +255,7 @@ def export(
         str | None, typer.Option(help="Export pictures that satisfy a condition, such as 'year >= 2020'.")
     ] = None,
     saved: Annotated[str | None, typer.Option(help="Export the hits of a saved search.", metavar="NAME")] = None,
+    album: Annotated[str | None, typer.Option(help="Export the pictures of an album.", metavar="NAME")] = None,
     k: Annotated[
         int | None, typer.Option("-k", min=1, help="Maximum number of pictures: 100 for a query, all for a condition.")
     ] = None,
@@ -295,7 +296,7 @@ def export(
         export_onnx_files(source, onnx, int8=int8)
         return
     assert out is not None
-    _export_selection(source, out, query, where, saved, k, everything, placing.value, engine)
+    _export_selection(source, out, query, where, saved, album, k, everything, placing.value, engine)
 
 
 def _export_collection(source: Path, kind: str, target: Path) -> None:
@@ -320,28 +321,49 @@ def _export_selection(
     query: str | None,
     where: str | None,
     saved: str | None,
+    album: str | None,
     k: int | None,
     everything: bool,
     placing: Placement,
     engine: str | None,
 ) -> None:
-    """Export the pictures of a query, a condition, both, or a saved search."""
+    """Export the pictures of a query, a condition, both, a saved search, or an album."""
     if saved is not None and (query or where):
         raise UserError("--saved names a whole search; leave out --query and --where")
-    if not (query or where or saved):
-        raise UserError("nothing is selected; give --query, --where or --saved")
+    if album is not None and (query or where or saved):
+        raise UserError("--album names all its pictures; leave out --query, --where and --saved")
+    if not (query or where or saved or album):
+        raise UserError("nothing is selected; give --query, --where, --saved or --album")
     with show_spinner(f"opening {library}") as spinner:
         with fast_imports():
             import_lancedb_for_command()
             from calligram.search.query.selection import SavedSearch, export_folder, find_search
 
-        search = find_search(library, saved) if saved else SavedSearch("export", query or "", where=where or "")
-        spinner.update("searching")
-        opened, chosen = _selected(library, search, k, everything or search.all, engine)
+        if album is not None:
+            opened, chosen = _album_pictures(library, album, k, engine)
+        else:
+            search = find_search(library, saved) if saved else SavedSearch("export", query or "", where=where or "")
+            spinner.update("searching")
+            opened, chosen = _selected(library, search, k, everything or search.all, engine)
     report = export_folder(opened, chosen, out, placing=placing, track=progress_bar)
     console.print(f"{report.pictures:,} pictures in {out}, listed in selection.csv and selection.json", soft_wrap=True)
     for id, reason in report.problems:
         errors.print(f"left out: {id}: {reason}", soft_wrap=True)
+
+
+def _album_pictures(
+    folder: Path, name: str, k: int | None, engine: str | None
+) -> tuple[Library, list[SelectedPicture]]:
+    """The library, and the pictures of an album that it has."""
+    from calligram.search.library.library import Library
+    from calligram.search.query.albums import album_items, find_album
+
+    album = find_album(folder, name)
+    opened = Library.open(folder, index=engine)
+    found = album_items(opened, album.pictures)
+    if found.missing:
+        errors.print(f"{found.missing} pictures of the album are no longer in the library")
+    return opened, found.selected[:k]
 
 
 def _selected(

@@ -66,6 +66,7 @@ VERBS = {
         "search": ("search:search", "Find images or captions in a library"),
         "clusters": ("library:clusters", "Group the pictures of a library, and name the groups"),
         "searches": ("library:searches", "List or delete saved searches of a library"),
+        "albums": ("albums:albums", "List, print or change albums of a library"),
         "duplicates": ("library:duplicates", "List copies of pictures in a library"),
         "check": ("check:check", "Find damage in a collection, run or library, and mend it"),
         "serve": ("serve:serve", "Serve the search page and a JSON API"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,6 +89,7 @@ def search(
     saved: Annotated[
         str | None, typer.Option(help='Run a saved search; "calligram searches" lists them.', metavar="NAME")
     ] = None,
+    album: Annotated[str | None, typer.Option(help="Search within the pictures of this album.", metavar="NAME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print paths only, one per line.")] = False,
     null: Annotated[
@@ -97,6 +99,8 @@ def search(
     """Find images or captions in a library by a text, a picture, or several of both."""
     if captions and (paths or null):
         raise UserError("captions have no paths; leave out --paths and --null, or --captions")
+    if captions and album is not None:
+        raise UserError("an album has pictures and no captions; leave out --album or --captions")
     if as_json and (paths or null):
         raise UserError("--json cannot be combined with --paths or --null; give one of them")
     if depth is not None and budget is not None:
@@ -114,6 +118,7 @@ def search(
         chosen = _saved_query(library, saved)
         where, everything = chosen.where or None, everything or chosen.all
     _check(library, where, staged=depth is not None or budget is not None)
+    within = None if album is None else _album(library, album)
     with show_spinner("loading") as spinner, fast_imports():
         import_lancedb_for_command()
         from calligram.search.query.rerank import TimeBudget
@@ -126,7 +131,7 @@ def search(
         limit = (RERANK_DEPTH if depth is None else depth or None) if budgeted is None else budgeted
         spinner.update(f"opening {library}" if budgeted is None else f"opening {library} and measuring its speed")
         searcher = Searcher.open(library, measure_costs=budgeted is not None, index=engine)
-        find = searcher.texts if captions else searcher.images
+        find = searcher.texts if captions else partial(searcher.images, within=within)
         spinner.update("searching")
         results = find(terms, k, where=where, all=everything, hybrid=hybrid, depth=limit, exact=exact)
     if save is not None:  # a search that works
@@ -211,6 +216,13 @@ def _saved_query(library: Path, name: str) -> SavedSearch:
     if not found.has_query:
         raise UserError(f"'{name}' is a condition without a query; add a query with --where {shlex.quote(found.where)}")
     return found
+
+
+def _album(library: Path, name: str) -> tuple[str, ...]:
+    """The ids of an album."""
+    from calligram.search.query.albums import find_album
+
+    return find_album(library, name).pictures
 
 
 def _save(

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, check_address, read_manifest
 from calligram.search.library.matchers import NO_RERANKER, LibraryMatchers
 from calligram.search.library.tables import INDEXES, SCHEMAS
+from calligram.search.query.albums import ALBUMS_FILE, read_albums
 from calligram.search.query.selection import SEARCHES_FILE, saved_searches
 from calligram.search.vectors.table_files import LAST_VERSION, SUFFIX
 
@@ -77,17 +79,18 @@ def _present_damage(folder: Path, index: str | None) -> list[Damage]:
 
 
 def _damaged_lists(folder: Path, generation: Path) -> Iterator[Damage]:
-    """Files beside the tables: the copy of the list of forgotten pictures, and saved searches."""
+    """Files beside the tables: the copy of the list of forgotten pictures, saved searches, and albums."""
     try:
         read_copy(generation)
     except (UserError, OSError) as error:
         yield Damage(generation / COPY_FILE, str(error), "it is written again from its table")
-    try:
-        saved_searches(folder)
-    except (UserError, OSError) as error:
-        kept = folder / f"{SEARCHES_FILE}.damaged"
-        cost = f"the file is renamed to {kept.name}, and saved searches are lost"
-        yield Damage(folder / SEARCHES_FILE, str(error), cost, lambda: os.replace(folder / SEARCHES_FILE, kept))
+    for name, read, what in ((SEARCHES_FILE, saved_searches, "saved searches"), (ALBUMS_FILE, read_albums, "albums")):
+        try:
+            read(folder)
+        except (UserError, OSError) as error:
+            kept = folder / f"{name}.damaged"
+            cost = f"the file is renamed to {kept.name}, and {what} are lost"
+            yield Damage(folder / name, str(error), cost, partial(os.replace, folder / name, kept))
 
 
 def _cost(manifest: Manifest, generation: Path, table: str) -> str:

@@ -202,19 +202,18 @@ def album_items(library: Library, ids: Sequence[str]) -> AlbumItems:
 
 
 def ids_of(library: Library, names: Sequence[str]) -> list[str]:
-    """The ids of pictures that are named by an id or by the path of a file.
+    """The ids of pictures that are named by an id or by the path of a file; that of a video names all its frames.
 
     Raises:
         UserError: for the first name that is neither.
     """
-    known = {item.id for item in album_items(library, names).items}
-    rest = {os.path.abspath(name): name for name in names if name not in known}
-    by_name: dict[str, str] = {}
-    if rest:
+    found = {item.id: [item.id] for item in album_items(library, names).items}
+    paths: dict[str, list[str]] = {os.path.abspath(name): [] for name in names if name not in found}
+    if paths:
         for picture in library.present_pictures():
-            if picture.path is not None and (path := os.path.abspath(picture.path)) in rest:
-                by_name.setdefault(rest[path], picture.id)
-    for name in names:
-        if name not in known and name not in by_name:
-            raise UserError(f"{library.folder} has no picture with the id or path '{name}'; nothing was changed")
-    return list(dict.fromkeys(name if name in known else by_name[name] for name in names))
+            if picture.path is not None and (path := os.path.abspath(picture.path)) in paths:
+                paths[path].append(picture.id)
+    chosen = [found.get(name) or paths.get(os.path.abspath(name), []) for name in names]
+    if (missing := next((name for name, ids in zip(names, chosen, strict=True) if not ids), None)) is not None:
+        raise UserError(f"{library.folder} has no picture with the id or path '{missing}'; nothing was changed")
+    return list(dict.fromkeys(id for ids in chosen for id in ids))
