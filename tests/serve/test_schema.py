@@ -34,7 +34,9 @@ OPERATIONS = [
     ("POST", "/api/captions"), ("GET", "/api/embed"), ("POST", "/api/embed"), ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"), ("GET", "/api/clusters"), ("GET", "/api/cluster"), ("GET", "/api/duplicates"),
     ("GET", "/api/searches"), ("POST", "/api/searches"), ("DELETE", "/api/searches"), ("GET", "/api/export"),
-    ("GET", "/api/timeline"), ("GET", "/api/video"),
+    ("GET", "/api/timeline"), ("GET", "/api/video"), ("GET", "/api/albums"), ("POST", "/api/albums"),
+    ("DELETE", "/api/albums"), ("POST", "/api/album-name"), ("GET", "/api/album-suggestions"),
+    ("GET", "/api/album-export"),
 ]  # fmt: skip
 LONGEST = 60_000
 """characters of an address: a server that reads no more of a request hangs up before any of our code sees it"""
@@ -62,10 +64,10 @@ def test_every_operation_is_listed_here(description):
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_every_answer_conforms_to_the_description(served, copies_served, description, session, method, path):
-    if path == "/api/searches":
+    if path.startswith(("/api/searches", "/api/album")):
         served = copies_served  # its page is not tested for what is on the start page
     operation = description[path][method]
-    plain = path in PLAIN or (method, path) == ("GET", "/api/searches")
+    plain = path in PLAIN or (method, path) in (("GET", "/api/searches"), ("GET", "/api/albums"))
     for mode in [GenerationMode.POSITIVE] if plain else GenerationMode:
 
         @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
