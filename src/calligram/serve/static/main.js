@@ -122,8 +122,16 @@ function drawAlbum() {
   $("album-suggest").replaceChildren(icon(back ? "album" : "like"), back ? "Show the album" : "Suggest pictures");
   $("album-download").href = api.albumArchive(state.album);
   $("album-download").replaceChildren(icon("download"), "Download album");
-  $("album-download").hidden = !albums.find(state.album)?.pictures;
+  drawAlbumCounts();
   $("album-rename").hidden = $("album-remove").hidden = !about.saving;
+}
+
+// The list of albums, with its counts, may come before the pictures or after them. Nothing else is drawn again.
+function drawAlbumCounts() {
+  const album = albums.find(state.album);
+  $("album-download").hidden = !album?.pictures;
+  const counts = $("album-counts");
+  if (counts && album) counts.textContent = `${several(album.pictures, "picture", "pictures")} in the album, ${number(album.rejected)} rejected`;
 }
 
 const narrowed = () => Boolean(state.where || state.since || state.until || Object.keys(state.filters).length);
@@ -264,9 +272,8 @@ function drawFound() {
 function drawSuggestions() {
   const { hits } = found;
   grid.show($("results"), hits, "images", address, chosen, about.saving ? "answers" : "nothing");
-  const album = albums.find(state.album);
-  const counts = album ? `${several(album.pictures, "picture", "pictures")} in the album, ${number(album.rejected)} rejected` : "";
-  $("status").replaceChildren(message, ...(undo ? [undo, " "] : []), counts);
+  $("status").replaceChildren(message, ...(undo ? [undo, " "] : []), h("span", { id: "album-counts" }));
+  drawAlbumCounts();
   $("notice").hidden = true;
   if (!hits.length && found.learnt_from === "nothing") {
     say("Nothing to learn from yet", "The album is empty, and the model does not know its name. Search for some pictures, select them, and add them to the album.");
@@ -476,16 +483,10 @@ async function begin() {
   // Without dates and saved searches, the page still searches.
   timeline.load().then(drawDates, () => {});
   saved.show($("saved"), follow, about.saving).catch(() => {});
-  albums.show($("albums"), follow).then(redrawAlbum, () => {});
+  albums.show($("albums"), follow).then(drawAlbumCounts, () => {});
   shownFor = null;
   render();
   if (!state.item && !isQuery(state) && matchMedia("(hover: hover)").matches) $("query").focus();
-}
-
-// The counts of an album arrive after its pictures, or before.
-function redrawAlbum() {
-  drawAlbum();
-  if (suggesting() && found.learnt_from) drawFound();
 }
 
 // Changes the album of the page, and shows it again with a message.
