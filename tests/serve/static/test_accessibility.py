@@ -105,8 +105,13 @@ def test_albums_and_their_suggestions_which_also_fit_a_phone(library_folder, tmp
         assert findings(page) == {}
         page.set_viewport_size(SIZES[1])
         assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[1]["width"]
-        buttons = page.locator("#results li").first.locator(".answer").all()
-        assert all(button.bounding_box()["height"] >= 32 for button in buttons)
+        entry = page.locator("#results li").first
+        right = entry.bounding_box()["x"] + entry.bounding_box()["width"]
+        for button in entry.locator(".answer").all():
+            box = button.bounding_box()
+            assert box["height"] >= 32
+            assert box["x"] + box["width"] <= right + 1
+            assert button.evaluate("button => button.scrollWidth <= button.clientWidth")
         page.set_viewport_size(SIZES[0])
         page.goto(f"{url}/?album=Boats")
         page.wait_for_selector("#status:text-is('3 pictures')")

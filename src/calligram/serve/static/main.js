@@ -486,7 +486,7 @@ async function begin() {
   albums.show($("albums"), follow).then(drawAlbumCounts, () => {});
   shownFor = null;
   render();
-  if (!state.item && !isQuery(state) && matchMedia("(hover: hover)").matches) $("query").focus();
+  if (!state.item && !isQuery(state) && !state.album && matchMedia("(hover: hover)").matches) $("query").focus();
 }
 
 // Changes the album of the page, and shows it again with a message.
