@@ -244,10 +244,10 @@ def _trained() -> list[list[str]]:
 def _print(report: IndexReport, out: Path) -> None:
     """Print the counts of changes, and the size of the library."""
     counts = [f"{report.counts[name]:,} {words}" for name, words in COUNT_LABELS.items() if report.counts[name]]
-    console.print(f"{', '.join(counts) or 'no pictures found'} ({report.seconds:.1f} s)")
+    console.print(f"{', '.join(counts) or 'no pictures found'} ({report.seconds:.1f} s)", soft_wrap=True)
     size = report.library
     captions = f" and {size['captions']:,} captions" if size.get("captions") else ""
-    console.print(f"{out} contains {size['items']:,} pictures{captions}", highlight=False)
+    console.print(f"{out} contains {size['items']:,} pictures{captions}", highlight=False, soft_wrap=True)
     if size.get("problems"):
         lists = command("calligram", "index", "--problems", out)
         console.print(f"files that could not be used: {size['problems']:,}; {lists} lists them", soft_wrap=True)
