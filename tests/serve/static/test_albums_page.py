@@ -99,6 +99,40 @@ def test_an_album_is_chosen_from_the_list_and_pictures_are_removed_and_downloade
     assert find_album(own, "Chosen").pictures == tuple(dict.fromkeys((ids[0], ids[2], added)))
 
 
+def test_albums_that_arrive_late_are_in_the_open_dialog_and_replace_no_newer_list(page, url, own, ids):
+    change_album(own, "Late", add=ids[:1])
+    held: list = []
+
+    def hold(route) -> None:
+        held.append(route) if route.request.method == "GET" else route.continue_()
+
+    page.route("**/api/albums", hold)
+    page.goto(f"{url}/?q=a+boat&all=1")
+    tiles(page).first.wait_for()
+    select(page, 0)
+    page.click("#to-album")
+    page.wait_for_selector("#album-dialog[open]")
+    assert page.locator("#album-choices button").count() == 0
+    held.pop().continue_()
+    page.click("#album-choices button:has-text('Late')")
+    page.wait_for_selector("#status:has-text('Added 1 picture to “Late”.')")
+    page.goto(f"{url}/?album=Late")
+    tiles(page).first.wait_for()
+    before = find_album(own, "Late").pictures
+    while not held:
+        page.wait_for_timeout(20)
+    answer = held[-1].fetch()  # the list before the change
+    page.locator("#results li").first.hover()
+    page.locator(".select").first.click()
+    page.click("#from-album")
+    page.wait_for_selector("#status:has-text('Removed 1 picture.')")
+    assert len(find_album(own, "Late").pictures) == len(before) - 1
+    held[-1].fulfill(response=answer)
+    page.wait_for_timeout(100)
+    count = page.locator("#albums a:has-text('Late') small")
+    assert count.text_content() == str(len(before) - 1)
+
+
 def test_an_album_is_renamed_and_deleted(page, url, own, ids):
     change_album(own, "First name", add=ids[:1])
     change_album(own, "Taken name", add=ids[:1])

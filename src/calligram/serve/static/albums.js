@@ -5,16 +5,22 @@ import { $, h, icon, number, several } from "./dom.js";
 import { read, write } from "./state.js";
 
 let known = []; // the albums as the server last gave them
+let lists = 0; // how often it gave them
+let drawChoices = () => {}; // draws the albums in the dialog for a name
 
 const address = (name) => write({ ...read("?"), album: name });
 export const find = (name) => known.find((album) => album.name === name);
 
 export async function show(list, follow) {
-  draw(list, await api.albums(), follow);
+  const before = lists;
+  const albums = await api.albums();
+  if (lists === before) draw(list, albums, follow); // otherwise a change was answered meanwhile, with a newer list
 }
 
 export function draw(list, albums, follow) {
   known = albums;
+  lists += 1;
+  drawChoices(); // the dialog may have been opened before the list arrived
   list.replaceChildren(...albums.map((album) => h("li", { class: "chip" }, icon("album"),
     h("a", { href: address(album.name), title: `Album, ${several(album.pictures, "picture", "pictures")}`, onclick: follow }, album.name,
       h("small", {}, number(album.pictures))))));
@@ -24,6 +30,7 @@ export function draw(list, albums, follow) {
 // Opens the dialog for a name. `save` gets the name; what it throws is shown, and the dialog stays open.
 export function namer() {
   let save = null;
+  let choosing = false;
   const submit = async (name) => {
     $("album-error").textContent = "";
     try {
@@ -38,15 +45,18 @@ export function namer() {
     event.preventDefault();
     submit($("album-name").value.trim());
   });
+  drawChoices = () => {
+    $("album-choices").replaceChildren(...(choosing ? known : []).map((album) =>
+      h("li", {}, h("button", { type: "button", class: "plain", onclick: () => submit(album.name) }, icon("album"), album.name))));
+    $("album-choices").hidden = !choosing || !known.length;
+  };
   return ({ title, name = "", choose = false, confirm, done }) => {
-    save = done;
+    [save, choosing] = [done, choose];
     $("album-title").textContent = title;
     $("album-name").value = name;
     $("album-error").textContent = "";
     $("album-save").textContent = confirm;
-    $("album-choices").replaceChildren(...(choose ? known : []).map((album) =>
-      h("li", {}, h("button", { type: "button", class: "plain", onclick: () => submit(album.name) }, icon("album"), album.name))));
-    $("album-choices").hidden = !choose || !known.length;
+    drawChoices();
     $("album-dialog").showModal();
     $("album-name").select();
   };
