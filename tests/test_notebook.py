@@ -69,10 +69,13 @@ def test_a_collection_is_shown_with_counts_and_pictures(tiny):
 @pytest.mark.parametrize("shown", [str, repr])
 def test_a_report_can_be_read(shown):
     matches = Matches.from_pairs([(0, 0), (1, 1), (2, 2)], (3, 3))
-    report = RetrievalReport(measure_retrieval(np.eye(3, dtype=np.float32), matches), 3, 3)
+    measured = measure_retrieval(np.eye(3, dtype=np.float32), matches)
+    long = shown(RetrievalReport(measured, 3, 3, true=measured)).splitlines()
+    assert len({line.index("R@1") for line in long[1:]}) == 1, "long names do not shift their row"
+    report = RetrievalReport(measured, 3, 3)
     assert shown(report).splitlines() == [
         "3 images, 3 texts; rsum 600.0",
-        "image to text            R@1 100.0  R@5 100.0  R@10 100.0  median rank 1.0",
-        "text to image            R@1 100.0  R@5 100.0  R@10 100.0  median rank 1.0",
+        "image to text  R@1 100.0  R@5 100.0  R@10 100.0  median rank 1.0",
+        "text to image  R@1 100.0  R@5 100.0  R@10 100.0  median rank 1.0",
     ]
     assert Tags(report._repr_html_()).names >= {"table", "td"}

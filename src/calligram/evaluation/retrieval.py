@@ -99,7 +99,12 @@ class RetrievalReport:
     def __str__(self) -> str:
         """The recalls in percent, one direction a line."""
         head = f"{self.images:,} images, {self.texts:,} texts; rsum {self.retrieval.rsum:.1f}"
-        lines = [f"{title:24} R@1 {r1:>5}  R@5 {r5:>5}  R@10 {r10:>5}  median rank {medr}" for title, r1, r5, r10, medr in self._rows()]  # fmt: skip  # noqa: E501
+        rows = self._rows()
+        width = max(len(title) for title, *_ in rows)
+        lines = [
+            f"{title:{width}}  R@1 {r1:>5}  R@5 {r5:>5}  R@10 {r10:>5}  median rank {medr}"
+            for title, r1, r5, r10, medr in rows
+        ]
         return "\n".join((head, *lines))
 
     __repr__ = __str__
