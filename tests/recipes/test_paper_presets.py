@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.data.collection import Collection
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import chance_retrieval
@@ -131,9 +133,9 @@ PHRASES = {
 
 
 @pytest.fixture(scope="module")
-def localized(scenes):
-    """The scenes with proposals for dev, and denser ones for training."""
-    found = scenes
+def localized(scenes, tmp_path_factory):
+    """A copy of the scenes with proposals for dev, and denser ones for training."""
+    found = Collection.open(shutil.copytree(scenes.folder, tmp_path_factory.mktemp("localized") / "collection"))
     for method, boxes, split in (("edgeboxes", 10, "all"), ("edgeboxes-dense", 40, "train")):
         found = add_regions(found, ExtractionTask(load_proposer(method, boxes), method, boxes, None), split).collection
     return found

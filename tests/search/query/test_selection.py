@@ -278,8 +278,8 @@ def test_export_takes_a_query_a_condition_or_a_saved_search(indexed, tmp_path, c
     ("arguments", "said"),
     [
         (["--out", "x"], "nothing is selected"),
-        (["--query", "dog"], "give --onnx FOLDER for a run, --webdataset FOLDER or"),
-        (["--onnx", "y", "--out", "x"], "give --onnx FOLDER for a run, --webdataset FOLDER or"),
+        (["--query", "dog"], "give --onnx FOLDER for a run, --webdataset"),
+        (["--onnx", "y", "--out", "x"], "give --onnx FOLDER for a run, --webdataset"),
         (["--out", "x", "--saved", "a", "--query", "dog"], "leave out --query"),
         (["--out", "x", "--saved", "a"], "has no saved searches"),
     ],
