@@ -58,7 +58,7 @@ def test_a_folder_becomes_a_library_that_search_finds(home, cache, calligram):
     printed = calligram("models").stdout
     assert DEFAULT_MODEL.name in printed
     assert "91.4 / 80.5" in printed
-    assert "published in LAION CLIP_benchmark" in printed
+    assert "published in the table of CLIP_benchmark" in printed
     assert "measured by this project" in printed
 
 

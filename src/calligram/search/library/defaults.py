@@ -33,7 +33,7 @@ KNOWN_MODELS = (
     KnownModel("google/siglip-base-patch16-224", "Apache-2.0", 813, "196 patches of a picture instead of 49; English"),
     KnownModel("openai/clip-vit-large-patch14", "MIT", 1710, "large and slow; English"),
 )
-PUBLISHED_IN = "LAION CLIP_benchmark, benchmark.csv: ViT-B-32 openai"
+PUBLISHED_IN = "the table of CLIP_benchmark (LAION): ViT-B-32 openai"
 """source of ``KnownModel.flickr8k``"""
 DEFAULT_MODEL = KNOWN_MODELS[0]
 """the matcher of ``calligram index`` where no other is given"""
