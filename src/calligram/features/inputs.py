@@ -105,6 +105,11 @@ class ImageInput(Saveable, Protocol):
         """Resizes an image to the bytes that ``run_network`` takes; None if a resized image is not all it needs."""
         return None
 
+    def has_pixels_of(self, other: ImageInput) -> bool:
+        """Whether the images of a training batch are pixels, and the same as those of another input."""
+        del other
+        return False
+
     @property
     def network(self) -> nn.Module | None:
         """Frozen network of ``run_network``; None if there is none."""

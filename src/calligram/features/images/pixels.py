@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -150,6 +150,10 @@ class PixelInput(ImageInput):
     def pixel_input(self) -> PixelInput:
         """This input."""
         return self
+
+    def has_pixels_of(self, other: ImageInput) -> bool:
+        """Whether all fields are the same, except for the views outside training."""
+        return isinstance(other, PixelInput) and replace(other, views=self.views) == self
 
     def visible_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return the part of an image that the input covers: left, top, right and bottom in pixels."""

@@ -291,13 +291,12 @@ def load_teacher(run: str, train: Pairing, context: RunContext, images: ImageInp
     Args:
         images: image input of the student. If it gives the same pixels, the teacher encodes the images of each batch.
     """
-    from calligram.features.images.pixels import PixelInput
     from calligram.training.objectives.distillation import Teacher
 
     stored = load_matcher(Path(run).expanduser()).to(context.device)
-    matcher, own = stored.matcher, stored.inputs.images
+    matcher = stored.matcher
     loaded = load_pairing(stored.inputs, train, context.track)
-    same = isinstance(own, PixelInput) and isinstance(images, PixelInput) and replace(own, views=images.views) == images
-    if same and is_single_process():  # a process has only its share of the images of a batch
+    same = images is not None and images.has_pixels_of(stored.inputs.images)
+    if same and is_single_process():  # otherwise a process has only its share of the images of a batch
         return Teacher(matcher, None, encode_texts(matcher, loaded.texts, track=context.track))
     return Teacher(matcher, *encode_pairing(matcher, stored.inputs, loaded, context.track))
