@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from calligram.checksums import sealed
+from calligram.cli.compare import _p_value
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
@@ -48,6 +49,15 @@ def test_the_table_has_both_runs_and_the_json_has_the_numbers_of_evaluate(callig
     printed = " ".join(calligram(*asked).stdout.split())
     for words in ("text to image (14)", "only other finds", f"{found['rsum']['difference']:+.1f}", "other minus run"):
         assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("p", "shown", "style"), [(0.0001, "<0.001", "bold"), (0.03, "0.030", "bold"), (0.5, "0.500", "")]
+)
+def test_clear_p_values_are_bold_and_no_markup_is_printed(p, shown, style):
+    """The screen prints strings as they are, so that markup in a cell would be read by people."""
+    cell = _p_value(p)
+    assert (cell.plain, cell.style) == (shown, style)
 
 
 def test_figures_are_drawn(calligram, trained, second, tiny, tmp_path):

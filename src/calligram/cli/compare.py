@@ -287,9 +287,9 @@ def _add_counts(table: Table, ranks: PairedRanks, names: tuple[str, str], empty:
     for number, run in enumerate(names):
         table.add_row(f"  only {run} finds", *(str(count[number]) for count in only))
     p_values = [sign_test(*count) for count in (*only, ranks.better_ranked())]
-    cells = [f"[bold]{_p_value(p)}[/]" if p < CLEAR_P_VALUE else _p_value(p) for p in p_values]
+    cells = [_p_value(p) for p in p_values]
     table.add_row("  p", *cells[:3], *empty, cells[3])
 
 
-def _p_value(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
+def _p_value(p: float) -> Text:
+    return Text("<0.001" if p < 0.001 else f"{p:.3f}", style="bold" if p < CLEAR_P_VALUE else "")
