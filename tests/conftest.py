@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import json
@@ -79,6 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = zlib.crc32(_name(item).encode())
     random.seed(seed)
     np.random.seed(seed)
+    ctypes.CDLL(None).srand(seed)  # Pillow's noise
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.manual_seed(seed)
 
