@@ -1,5 +1,5 @@
-"""Pictures without a query: all of them, or those that satisfy a condition, in a fixed order or by date. And texts that
-complete what a user types.
+"""Lists of pictures without a query, all or filtered by a condition, in a fixed order or by date; and completions of
+what a user types.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def table_records(
         generation: folder of the generation.
         versions: of each table, as in a manifest.
         known: the checksums of the last commit; these files are not read again.
-        old: files that were there when the writer started, as ``all_files`` lists them; those that are not whole are
-            of a process that was killed or failed, and are left out.
+        old: files that were there when the writer started, as ``all_files`` lists them. A file that is not whole was
+            written by a process that was killed or failed, and is left out.
 
     Raises:
         OSError: when a file that was just written is not whole.
