@@ -18,7 +18,7 @@ CORE = {
 }  # fmt: skip
 
 
-KERNELS = {"calligram.models.layers.fused_attention", "calligram.models.layers.fused_unit"}
+KERNELS = {f"calligram.models.layers.fused_{name}" for name in ("attention", "gru", "unit")}
 """modules that need Triton, which comes with torch for CUDA; others import them on use"""
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
-import operator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.device import GRAPH_DEVICE_TYPE, is_single_process
+from calligram.models.layers.attending_gru import AttendingGRU
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.distributed import own_rows
@@ -87,40 +85,38 @@ class CaptionObjective(Objective):
         state = encoded[torch.arange(len(encoded), device=encoded.device), last]
         if encoded.device.type == GRAPH_DEVICE_TYPE:
             # To cut off captions that have ended, their lengths would have to be read, which waits for the device.
-            states = self._decode(encoded, real, state, words[:, :-1], [words.shape[1] - 1] * len(words))
+            states = self._decode(encoded, real, state, words[:, :-1], [len(words)] * (words.shape[1] - 1))
             predicted = mask[:, 1:] if self.mask_token is None else mask[:, 1:] & (words[:, 1:] != self.mask_token)
             target = words[:, 1:].masked_fill(~predicted, IGNORED).T.flatten()
-            return F.cross_entropy(self.out(states), target, ignore_index=IGNORED, reduction="sum")
+            return F.cross_entropy(self.out(states.flatten(0, 1)), target, ignore_index=IGNORED, reduction="sum")
         # Longest first: captions that have ended are then the last rows and are cut off.
-        counts = mask[:, 1:].sum(1)
-        order = counts.argsort(descending=True, stable=True)
+        order = mask[:, 1:].sum(1).argsort(descending=True, stable=True)
         words, mask = words[order], mask[order]
-        states = self._decode(encoded[order], real[order], state[order], words[:, :-1], counts[order].tolist())
-        target = words[:, 1:].T[mask[:, 1:].T]
+        counts = [count for count in mask[:, 1:].sum(0).tolist() if count]
+        states = self._decode(encoded[order], real[order], state[order], words[:, : len(counts)], counts)
+        following, predicted = (each[:, 1 : 1 + len(counts)].T for each in (words, mask))
         if self.mask_token is not None:
-            predicted = target != self.mask_token
-            states, target = states[predicted], target[predicted]
-        return F.cross_entropy(self.out(states), target, reduction="sum")
+            predicted = predicted & (following != self.mask_token)
+        return F.cross_entropy(self.out(states[predicted]), following[predicted], reduction="sum")
 
     def _decode(self, encoded: Tensor, real: Tensor, state: Tensor, before: Tensor, counts: list[int]) -> Tensor:
-        """Decoder states, (words, H): of all captions at the first word, then at the second, and so on.
+        """Return the states of the decoder (T, N, H) after each word.
 
         Args:
-            counts: number of words of each caption, descending.
+            before: (N, T) the words before the predicted ones.
+            counts: number of captions that have a word at each position, descending; they are the first ones.
         """
-        hidden = encoded.shape[-1]
-        # The attention layer takes (region, state); the product with the regions is the same at every word.
+        hidden, kind = encoded.shape[-1], encoded.dtype
+        # The attention layer takes (region, state), and the GRU takes (word, context). The products with regions and
+        # with words do not depend on the state, so all of them are computed at once.
         of_regions = F.linear(encoded, self.attend.weight[:, :hidden], self.attend.bias)
-        # Converted to the right precision once, and not at every word.
-        weight, previous = self.attend.weight[:, hidden:].to(encoded.dtype), self.words(before).to(encoded.dtype)
-        states = []
-        for step in range(counts[0]):
-            active = bisect.bisect_left(counts, -step, key=operator.neg)
-            if active < len(state):
-                encoded, real, state, of_regions = encoded[:active], real[:active], state[:active], of_regions[:active]
-            logits = self.weigh(torch.tanh(of_regions + F.linear(state, weight).unsqueeze(1))).squeeze(-1)
-            weights = torch.softmax(logits.masked_fill(~real, torch.finfo(logits.dtype).min), dim=1)
-            context = (weights.unsqueeze(1) @ encoded).squeeze(1)
-            state = self.writer(torch.cat([previous[:active, step], context], dim=1), state)
-            states.append(state)
-        return torch.cat(states) if states else state[:0]
+        from_words, from_context = self.writer.weight_ih[:, :-hidden], self.writer.weight_ih[:, -hidden:]
+        of_words = F.linear(self.words(before.T), from_words, self.writer.bias_ih)
+        # The state is multiplied by both matrices at once.
+        from_state = torch.cat([self.attend.weight[:, hidden:], self.writer.weight_hh])
+        bias = F.pad(self.writer.bias_hh, (hidden, 0))
+        found: Tensor = AttendingGRU.apply(  # type: ignore[no-untyped-call]
+            counts, real, *(given.contiguous().to(kind) for given in (encoded, of_regions, of_words, state)),
+            *(weight.to(kind) for weight in (from_state, bias, from_context, self.weigh.weight[0])),
+        )  # fmt: skip
+        return found
