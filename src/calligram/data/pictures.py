@@ -42,8 +42,7 @@ EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
 MAX_CAMERA_CHARACTERS = 100
 JPEG_START = b"\xff\xd8"
 PLAIN_STARTS = (JPEG_START, b"\x89PNG")
-SCAN_MARKER, JFIF_MARKER, ADOBE_MARKER, COMMENT_MARKER = 0xDA, 0xE0, 0xEE, 0xFE
-FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))
+SCAN_MARKER = 0xDA
 TORCHRUN_VARIABLE = "LOCAL_WORLD_SIZE"
 """environment variable in which ``torchrun`` writes the number of its processes on this machine"""
 
@@ -135,15 +134,23 @@ class StoredPictures:
 
     def read(self, row: int) -> bytes:
         """The bytes of the picture file."""
+        file, offset, size = self.place(row)
+        if offset >= 0:
+            return os.pread(self._descriptor(int(self._shard[row])), size, offset)
+        try:
+            return read_picture_file(Path(file))
+        except PictureError as error:
+            raise PictureError(f"image {self._ids[row]}: {error}: {file}") from error
+
+    def place(self, row: int) -> tuple[str, int, int]:
+        """The file that holds the picture, and offset and size in a shard, which is checked; -1 and 0 elsewhere."""
         name = self._paths[row].as_py()
         if name is None:
             raise PictureError(f"image {self._ids[row]} has no picture, only features")
-        if self._shard[row] < 0:
-            try:
-                return read_picture_file(self.folder / str(name))
-            except PictureError as error:
-                raise PictureError(f"image {self._ids[row]}: {error}: {self.folder / name}") from error
-        return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
+        if (shard := int(self._shard[row])) < 0:
+            return str(self.folder / name), -1, 0
+        self._descriptor(shard)
+        return str(self.folder / self._shards[shard]), int(self._offset[row]), int(self._bytes[row])
 
     def _descriptor(self, shard: int) -> int:
         # The key contains the process id, because a forked reader must not share file descriptors with its parent.
@@ -387,14 +394,3 @@ def segments(data: bytes) -> Iterator[tuple[int, int]]:
         if data[place + 1] == SCAN_MARKER:
             return
         place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-
-
-def is_plain_jpeg(data: bytes) -> bool:
-    """Whether a file is a grey or colour JPEG without EXIF data, colour profile and comment."""
-    for marker, place in segments(data):
-        if marker == SCAN_MARKER:
-            return True
-        extra = JFIF_MARKER <= marker < 0xF0 and marker not in (JFIF_MARKER, ADOBE_MARKER)
-        if extra or marker == COMMENT_MARKER or (marker in FRAME_MARKERS and data[place + 9] not in (1, 3)):
-            return False
-    return False

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from calligram.data.pictures import decode, exif_columns, is_plain_jpeg
+from calligram.data.pictures import decode, exif_columns
 from calligram.features.images.pixels import PixelInput
 from calligram.search.filters.columns import EXIF_COLUMNS
-from calligram.search.indexing.encode import PictureEncoder, thumbnail
+from calligram.search.indexing.encode import PictureEncoder, is_plain_jpeg, thumbnail
 from calligram.search.indexing.sources import FolderSource
 
 

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from calligram.data.pictures import (
     JPEG_START,
+    SCAN_MARKER,
     PictureError,
     core_share,
     decode,
     exif_columns,
-    is_plain_jpeg,
     map_in_order,
+    segments,
     worker_threads,
 )
 from calligram.errors import UserError
@@ -42,6 +43,8 @@ MIN_REDUCED_SHARE = 0.9
 JPEG_QUALITY = 80
 MAX_COPIED_BYTES = 48_000
 """a small picture with more bytes is compressed again"""
+JFIF_MARKER, ADOBE_MARKER, COMMENT_MARKER = 0xE0, 0xEE, 0xFE
+FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))
 ENCODED_ROW = pa.schema(
     {
         **{"key": pa.string(), "bytes": pa.int64(), "mtime": pa.int64(), "hash": pa.string(), "problem": pa.string()},
@@ -310,3 +313,14 @@ def _from_reduced(size: tuple[int, int], reduced: Image.Image | None) -> Image.I
     if reduced.width * size[1] == reduced.height * size[0]:
         return reduced.reduce(factor) if factor > 1 else reduced
     return reduced.resize((wanted[0], wanted[1]), Image.Resampling.BILINEAR)
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Whether a file is a grey or colour JPEG without EXIF data, colour profile and comment."""
+    for marker, place in segments(data):
+        if marker == SCAN_MARKER:
+            return True
+        extra = JFIF_MARKER <= marker < 0xF0 and marker not in (JFIF_MARKER, ADOBE_MARKER)
+        if extra or marker == COMMENT_MARKER or (marker in FRAME_MARKERS and data[place + 9] not in (1, 3)):
+            return False
+    return False
