@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 import subprocess
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -246,13 +247,23 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
             except Exception as error:  # compilers raise many types
                 if compiled[0] is function:
                     raise
-                log.info("%s cannot be compiled and runs without compilation: %s", function.__name__, error)
+                reason = first_error(error)
+                log.info("%s cannot be compiled and runs without compilation: %s", function.__name__, reason)
                 compiled[0] = function
                 return function(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+def first_error(error: BaseException) -> str:
+    """Return the error that came first, and where. A capture or compilation that fails ends with a general error."""
+    while error.__context__ is not None:
+        error = error.__context__
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    places = [f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in frames]
+    return f"{str(error) or type(error).__name__}{''.join(places)}"
 
 
 # Fused kernels in Triton, which comes with torch for CUDA. The plain path computes the same where they do not apply.

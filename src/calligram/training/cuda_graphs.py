@@ -7,12 +7,10 @@ graph keeps its memory, and each new shape takes up to a second to capture.
 from __future__ import annotations
 
 import logging
-import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +20,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from calligram.device import GRAPH_DEVICE_TYPE, compile_enabled, use_cuda_graphs
+from calligram.device import GRAPH_DEVICE_TYPE, compile_enabled, first_error, use_cuda_graphs
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ def run_with_cuda_graphs(
             return found
     except Exception as error:  # drivers raise many types, and out of memory is one of them
         graphs.disable()
-        log.info("%s cannot use CUDA graphs and runs without them: %s", type(owner).__name__, _first_error(error))
+        log.info("%s cannot use CUDA graphs and runs without them: %s", type(owner).__name__, first_error(error))
     return function(*inputs)
 
 
@@ -74,14 +72,6 @@ def replays_of(owner: nn.Module) -> int:
     """Return the number of replays of an owner's graphs; -1 after a capture that failed."""
     graphs = _GRAPHS.get(owner)
     return 0 if graphs is None else -1 if graphs.disabled else graphs.replays
-
-
-def _first_error(error: BaseException) -> str:
-    """Return the error that came first, and where: a capture that fails ends with a second, general error."""
-    while error.__context__ is not None:
-        error = error.__context__
-    place = traceback.extract_tb(error.__traceback__)[-1:]
-    return f"{error}{''.join(f' ({Path(frame.filename).name}, line {frame.lineno})' for frame in place)}"
 
 
 class _FunctionWithModules(nn.Module):
