@@ -134,7 +134,8 @@ def test_a_function_that_cannot_be_compiled_runs_anyway_and_is_logged_once(monke
         assert [twice(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2]] * 2
     (record,) = caplog.records
     assert record.message.startswith(
-        "<lambda> cannot be compiled and runs without compilation: no compiler (test_device.py, line "
+    expected = "<lambda> cannot be compiled and runs without compilation: no compiler (test_device.py, line "
+    assert record.message.startswith(expected)
     )
 
 
