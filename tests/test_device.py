@@ -133,10 +133,8 @@ def test_a_function_that_cannot_be_compiled_runs_anyway_and_is_logged_once(monke
     with use_compile(), caplog.at_level(logging.INFO):
         assert [twice(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2]] * 2
     (record,) = caplog.records
-    assert record.message.startswith(
     expected = "<lambda> cannot be compiled and runs without compilation: no compiler (test_device.py, line "
     assert record.message.startswith(expected)
-    )
 
 
 def test_errors_of_a_compiled_function_are_raised(traced):
