@@ -236,10 +236,12 @@ def what_helps(file: Path, verdicts: Sequence[Verdict]) -> str:
         chosen = sorted(sections[title], key=lambda item: -abs(_points(item[1])))
         shown, rest = (chosen[:ADVICE_ROWS], chosen[ADVICE_ROWS:]) if title in (HELPS, HURTS) else ([], chosen)
         listed = "".join(f"<br>{each['advice']}{_in_brackets(verdict)}" for each, verdict in rest)
-        text += f"## {title}\n{about}{listed}{'' if chosen else ' Nothing so far.'}\n\n"
+        text += f"## {title}\n{about}{'' if chosen else ' Nothing so far.'}"
         if shown:
-            text += f"{markdown_line(['what', 'points', 'study'])}|---|---|---|\n"
-            text += "".join(markdown_line(_advice_cells(each, verdict)) for each, verdict in shown) + "\n"
+            text += f"\n\n{markdown_line(['what', 'points', 'study'])}|---|---|---|\n"
+            text += "".join(markdown_line(_advice_cells(each, verdict)) for each, verdict in shown)
+            text += "\nSmaller differences:" if rest else ""
+        text += "\n" if shown and not rest else f"{listed}\n\n"
     totals = Counter(v.verdict for v in verdicts)
     papers = {v.paper for v in verdicts}
     totals["not run"] += sum(len(study.claims) for name, study in STUDIES.items() if name not in papers)
