@@ -96,13 +96,6 @@ def open_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=PICTURE_FORMATS)
 
 
-def upright_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a picture as it is shown, from its header."""
-    with open_image(data) as image:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return (image.height, image.width) if turned else image.size
-
-
 def read_exif(data: bytes) -> Image.Exif:
     """The EXIF data of a picture file. Most raw files are TIFF files, which are read without their pixels."""
     if data[:4] in TIFF_STARTS and is_raw(data):

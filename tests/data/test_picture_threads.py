@@ -14,9 +14,10 @@ import torch
 
 import calligram
 from calligram.data import pictures
-from calligram.data.pictures import core_share, map_batches, map_in_order, share_cores, worker_threads
+from calligram.data.pictures import core_share, map_in_order, share_cores, worker_threads
 from calligram.extras import opencv
 from calligram.features.images.pixels import PixelInput
+from calligram.features.images.resize import map_batches
 from calligram.scenes.generate import generate_scenes
 
 

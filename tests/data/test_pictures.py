@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calligram.data.pictures import PictureError, decode, exif_columns, probe
+from calligram.data.pictures import PictureError, decode, decode_with_size, exif_columns, probe
 from calligram.data.sheet import letters
-from calligram.picture_formats import PICTURE_FORMATS, upright_size
+from calligram.picture_formats import PICTURE_FORMATS
 
 LEFT, RIGHT = (250, 20, 20), (20, 20, 250)
 
@@ -112,8 +112,11 @@ def test_a_reduced_jpeg_is_upright_and_other_formats_are_whole() -> None:
     exif[0x0112] = 6
     data = large_jpeg(1600, 800, exif=exif)
     assert decode(data, 200).size == (200, 400)
-    assert upright_size(data) == (800, 1600)
-    assert upright_size(large_jpeg(160, 80)) == (160, 80)
+    for side in (0, 200, 2000):
+        image, size = decode_with_size(data, side)
+        assert size == (800, 1600)
+        assert image == decode(data, side)
+    assert decode_with_size(large_jpeg(160, 80), 200)[1] == (160, 80)
     stream = io.BytesIO()
     Image.new("RGB", (1600, 800)).save(stream, "PNG")
     assert decode(stream.getvalue(), 200).size == (1600, 800)

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from ctypes import CDLL
@@ -40,6 +40,8 @@ EXIF_DATE = re.compile(r"((?:18[3-9]|19\d|20\d|21\d)\d)[:-](\d{2})[:-](\d{2})[ T
 EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
 """a file without any of them has no EXIF block"""
 MAX_CAMERA_CHARACTERS = 100
+ROTATED = (5, 6, 7, 8)
+"""EXIF orientations of pictures that are stored lying on a side"""
 JPEG_START = b"\xff\xd8"
 PLAIN_STARTS = (JPEG_START, b"\x89PNG")
 SCAN_MARKER = 0xDA
@@ -80,14 +82,23 @@ def decode(source: bytes | Path, side: int = 0) -> Image.Image:
     Raises:
         PictureError: when the file is empty, damaged, truncated, not a picture, or larger than ``MAX_MEGAPIXELS``.
     """
+    return decode_with_size(source, side)[0]
+
+
+def decode_with_size(source: bytes | Path, side: int = 0) -> tuple[Image.Image, tuple[int, int]]:
+    """The result of ``decode``, with width and height that the upright picture has in its file."""
     with _open(source) as image:
         try:
+            size = image.size
             if side:
                 image.draft("RGB", (side, side))
+            if reduced := image.size != size:
+                size = size[::-1] if image.getexif().get(0x0112, 1) in ROTATED else size
             ImageOps.exif_transpose(image, in_place=True)  # in place: most pictures are upright and need no copy
-            return _as_rgb(image)
+            found = _as_rgb(image)
         except Exception as error:  # decoders raise many types of exceptions for damaged bytes
             raise PictureError(str(error) or type(error).__name__) from error
+    return found, size if reduced else found.size
 
 
 def probe(source: bytes | Path) -> Probe:
@@ -99,7 +110,7 @@ def probe(source: bytes | Path) -> Probe:
         width, height = image.size
         try:
             notes = _conversion_notes(image)
-            rotated = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+            rotated = image.getexif().get(0x0112, 1) in ROTATED
             image.draft("RGB", (max(1, width // 8), max(1, height // 8)))
             image.load()
             if image.mode == "F" and np.isnan(_values(image)).any():
@@ -236,21 +247,6 @@ def map_in_order(
     finally:
         for future in running:
             future.cancel()
-
-
-def map_batches(
-    pool: ThreadPoolExecutor, function: Callable[[Item], Output], items: Sequence[Item], size: int, *, ahead: bool
-) -> Iterator[list[Output]]:
-    """Map in threads and yield lists of ``size`` results.
-
-    Args:
-        ahead: start the next batch while the caller works on one. For callers that work on a GPU: on a CPU, torch would
-            compete with the threads for the same cores.
-    """
-    batches = [items[start : start + size] for start in range(0, len(items), size)]
-    results = map_in_order(pool, function, items, 2 * size) if ahead else None
-    for batch in batches:
-        yield list(pool.map(function, batch)) if results is None else [next(results) for _ in batch]
 
 
 def read_picture_file(file: Path, offset: int = -1, size: int = 0) -> bytes:

@@ -16,7 +16,7 @@ from calligram.data.collection import Collection
 from calligram.data.pictures import PictureError
 from calligram.data.readers.catalog import import_collection
 from calligram.features.images import resize
-from calligram.features.images.resize import BLOCK_PICTURES, decode_pictures, resize_picture
+from calligram.features.images.resize import BLOCK_PICTURES, decode_batches, decode_pictures, resize_picture
 from calligram.scenes.generate import generate_scenes
 
 PICTURES = 3 * BLOCK_PICTURES + 5
@@ -184,6 +184,15 @@ def test_a_damaged_picture_is_the_same_error_and_ends_the_processes(collection, 
     assert str(there.value) == str(here.value)
     assert sorted(asked) == [False, True]
     assert processes[0].poll() is not None
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_batches_have_the_same_pixels(collection, processes, asked, ahead):
+    rows = np.arange(PICTURES)[::-1]
+    batches = list(decode_batches(collection.visuals(rows), 32, "crop", 10, ahead=ahead))
+    assert [len(batch) for batch in batches] == [10] * (PICTURES // 10) + [PICTURES % 10]
+    assert_same(np.concatenate(batches), collection.visuals(np.arange(PICTURES)), rows, "crop")
+    assert len(processes) == (1 if ahead else len(batches))
 
 
 def test_few_pictures_and_few_cores_start_no_process(collection, processes, monkeypatch):

@@ -23,10 +23,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
-from calligram.data.pictures import map_batches, worker_threads
+from calligram.data.pictures import worker_threads
 from calligram.device import compile_enabled, device_of, network_precision
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
+from calligram.features.images.resize import decode_batches
 from calligram.features.images.stored_input import feature_parts, feature_vectors
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
@@ -362,15 +363,12 @@ class BackboneInput(ImageInput):
         self, visuals: Visuals, todo: Sequence[tuple[str, int]]
     ) -> Iterator[tuple[str, NDArray[np.float16]]]:
         """Yield features in order; on a GPU, the next batch is decoded while the network runs on the current one."""
-
-        def prepare(item: tuple[str, int]) -> tuple[str, NDArray[np.uint8]]:
-            return item[0], self.pixels.decode(visuals.pictures.read(item[1]))
-
+        keys = tuple(key for key, _ in todo)
+        images = Visuals(keys, visuals.pictures, np.array([row for _, row in todo], dtype=np.int64))
         ahead = device_of(self.backbone).type != "cpu"
-        with worker_threads() as pool:
-            for prepared in map_batches(pool, prepare, todo, self.batch, ahead=ahead):
-                rows = self.features(torch.from_numpy(np.stack([pixels for _, pixels in prepared])))
-                yield from zip((key for key, _ in prepared), rows.half().cpu().numpy(), strict=True)
+        batches = decode_batches(images, self.pixels.size, self.pixels.fit, self.batch, ahead=ahead)
+        rows = (row for pixels in batches for row in self.features(torch.from_numpy(pixels)).half().cpu().numpy())
+        yield from zip(keys, rows, strict=True)
 
     @torch.no_grad()
     def features(self, pixels: Tensor) -> Tensor:

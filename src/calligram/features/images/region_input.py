@@ -20,11 +20,12 @@ from calligram.data.boxes import iou
 from calligram.data.collection import Collection
 from calligram.data.grounding import ImageBoxes, box_visuals, boxes_of_source, feature_boxes
 from calligram.data.pairing import StoredFeatures, Visuals
-from calligram.data.pictures import decode, map_batches, worker_threads
+from calligram.data.pictures import decode, worker_threads
 from calligram.data.revision import images_with_proposals, proposal_record
 from calligram.errors import UserError, command
 from calligram.features.images.backbones import Backbone
 from calligram.features.images.pixels import Augment, PixelInput
+from calligram.features.images.resize import map_batches
 from calligram.features.inputs import ImageInput
 from calligram.features.regions.detectors import YoloX
 from calligram.features.regions.proposers import PROPOSERS, Proposer, load_proposer

@@ -19,8 +19,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
@@ -30,6 +32,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.data.pictures import (
+    Item,
+    Output,
     PictureError,
     StoredPictures,
     core_share,
@@ -103,6 +107,21 @@ def least_side(size: int) -> int:
     return math.ceil(REDUCING_GAP * size)
 
 
+def map_batches(
+    pool: ThreadPoolExecutor, function: Callable[[Item], Output], items: Sequence[Item], size: int, *, ahead: bool
+) -> Iterator[list[Output]]:
+    """Map in threads and yield lists of ``size`` results.
+
+    Args:
+        ahead: start the next batch while the caller works on one. For callers that work on a GPU: on a CPU, torch would
+            compete with the threads for the same cores.
+    """
+    batches = [items[start : start + size] for start in range(0, len(items), size)]
+    results = map_in_order(pool, function, items, 2 * size) if ahead else None
+    for batch in batches:
+        yield list(pool.map(function, batch)) if results is None else [next(results) for _ in batch]
+
+
 def decode_pictures(visuals: Visuals, rows: Ints, size: int, fit: Fit) -> Iterator[Pixels]:
     """Decode items of ``visuals`` on all cores of this process's share; yield each as (3, size, size), in order.
 
@@ -133,6 +152,20 @@ def decode_pictures(visuals: Visuals, rows: Ints, size: int, fit: Fit) -> Iterat
 
         for pixels in map_in_order(pool, decode_block, blocks, 2 * cores):
             yield from pixels
+
+
+def decode_batches(visuals: Visuals, size: int, fit: Fit, batch: int, *, ahead: bool) -> Iterator[Pixels]:
+    """Decode all items in batches (N, 3, size, size).
+
+    Args:
+        ahead: decode the next batches while the caller works on one; see ``map_batches``.
+    """
+    rows = np.arange(len(visuals))
+    decoded = decode_pictures(visuals, rows, size, fit) if ahead else None
+    for start in range(0, len(rows), batch):
+        some = rows[start : start + batch]
+        found = decode_pictures(visuals, some, size, fit) if decoded is None else islice(decoded, len(some))
+        yield np.stack(list(found))
 
 
 @contextmanager

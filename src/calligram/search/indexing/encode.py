@@ -16,11 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pictures import (
-    JPEG_START,
     SCAN_MARKER,
     PictureError,
     core_share,
-    decode,
+    decode_with_size,
     exif_columns,
     map_in_order,
     segments,
@@ -31,7 +30,6 @@ from calligram.features.images.resize import least_side
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
-from calligram.picture_formats import upright_size
 from calligram.progress import Track, silent
 from calligram.search.indexing.sources import PictureSource, ScannedPicture
 from calligram.search.library.matchers import LibraryMatchers
@@ -222,14 +220,13 @@ class PictureEncoder:
         encoders = (self.encoder,) if self.reranker in (None, self.encoder) else (self.encoder, self.reranker)
         sides = [encoder.least_side for encoder in encoders]
         side = max(*sides, 3 * THUMBNAIL_PIXELS // 4) if all(sides) else 0
-        image = None if data is None else decode(data, side)
+        image, size = (None, (0, 0)) if data is None else decode_with_size(data, side)
         reduced = [None if image is None else encoder.reduced(image) for encoder in encoders]
         prepared = (e.prepare(image, self.source, picture, r) for e, r in zip(encoders, reduced, strict=True))
         found = DecodedPicture(row, tuple(prepared))
         if data is not None and image is not None:
-            width, height = upright_size(data) if side and data.startswith(JPEG_START) else image.size
-            row |= {"width": width, "height": height}
-            row["jpeg"] = thumbnail(image, data if image.size == (width, height) else b"", reduced[0])
+            row |= {"width": size[0], "height": size[1]}
+            row["jpeg"] = thumbnail(image, data if image.size == size else b"", reduced[0])
             row["facts"] = json.dumps(exif_columns(data))
         return found
 
