@@ -20,7 +20,7 @@ SOME_REGIONS = 3
 """regions of the first image that are real"""
 
 
-def given(shape, kind=torch.float64, where="cpu"):
+def example(shape, kind=torch.float64, where="cpu"):
     """Arguments of the function; an image has padding, and another has no real region."""
     captions, regions, size, counts = shape
     torch.manual_seed(0)
@@ -30,20 +30,20 @@ def given(shape, kind=torch.float64, where="cpu"):
     )  # fmt: skip
     tensors = [(torch.randn(each) / size**0.25).to(where, kind).requires_grad_() for each in sizes]
     with torch.no_grad():
-        tensors[5][:size] = 0  # the attention layer has its bias in the values of regions
+        tensors[5][:size] = 0  # the bias of the attention layer is in the keys
     real = torch.ones(captions, regions, dtype=torch.bool, device=where)
     real[0, SOME_REGIONS:], real[1] = False, False
     return list(counts), real, *tensors
 
 
-def literal(counts, real, regions, of_regions, of_words, state, from_state, bias, from_context, weigh):
+def literal(counts, real, regions, keys, word_inputs, state, state_weight, bias, context_weight, energy):
     """Word by word and caption by caption, with the GRU of PyTorch."""
-    size = len(weigh)
+    size = len(energy)
     cell = nn.GRUCell(3 * size + size, size).double()
     weights = {
-        "weight_ih": torch.cat([torch.eye(3 * size, dtype=torch.float64), from_context], 1),
+        "weight_ih": torch.cat([torch.eye(3 * size, dtype=torch.float64), context_weight], 1),
         "bias_ih": torch.zeros(3 * size, dtype=torch.float64),
-        "weight_hh": from_state[size:],
+        "weight_hh": state_weight[size:],
         "bias_hh": bias[size:],
     }
     rows = []
@@ -53,10 +53,10 @@ def literal(counts, real, regions, of_regions, of_words, state, from_state, bias
             if row >= count:
                 states.append(torch.zeros_like(own))
                 continue
-            scores = torch.stack([weigh @ torch.tanh(f + from_state[:size] @ own) for f in of_regions[row]])
+            scores = torch.stack([energy @ torch.tanh(f + state_weight[:size] @ own) for f in keys[row]])
             shares = F.softmax(scores.masked_fill(~real[row], -1e300), 0)
             context = sum(share * region for share, region in zip(shares, regions[row], strict=True))
-            own = torch.func.functional_call(cell, weights, (torch.cat([of_words[step, row], context]), own))
+            own = torch.func.functional_call(cell, weights, (torch.cat([word_inputs[step, row], context]), own))
             states.append(own)
         rows.append(torch.stack(states) if states else state.new_zeros(0, size))
     return torch.stack(rows, 1)
@@ -72,8 +72,8 @@ def gradients(function, arguments):
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_states_and_gradients_equal_the_literal_loop(shape):
-    """The bias of the attention layer is with the values of regions, so that part of ``bias`` has no gradient there."""
-    arguments = given(shape)
+    """The bias of the attention layer is in the keys, so the first part of ``bias`` is not used by the loop."""
+    arguments = example(shape)
     found, expected = gradients(AttendingGRU.apply, arguments), gradients(literal, arguments)
     size = len(arguments[-1])
     found[6], expected[6] = found[6][size:], expected[6][size:]
@@ -81,7 +81,7 @@ def test_states_and_gradients_equal_the_literal_loop(shape):
 
 
 def test_captions_without_words_have_no_states():
-    found = gradients(AttendingGRU.apply, given(SHAPES[3]))
+    found = gradients(AttendingGRU.apply, example(SHAPES[3]))
     assert found[0].shape == (0, 4, 16)
     assert not any(gradient.any() for gradient in found[1:])
 
@@ -97,7 +97,7 @@ def assert_near(found, expected, share):
 @pytest.mark.parametrize(("kind", "share"), [(torch.float32, 1e-5), (torch.bfloat16, 0.06)])
 @pytest.mark.parametrize("shape", SHAPES[:3])
 def test_interpreted_kernels_equal_the_plain_path(interpreted, shape, kind, share):
-    arguments = given(shape, kind)
+    arguments = example(shape, kind)
     fused = gradients(AttendingGRU.apply, arguments)
     assert kernel_states()[FUSED_KERNEL] == "fused"
     with use_kernels(False):
@@ -109,7 +109,7 @@ def test_interpreted_kernels_equal_the_plain_path(interpreted, shape, kind, shar
 @pytest.mark.parametrize(("kind", "share"), [(torch.float32, 1e-4), (torch.bfloat16, 0.06)])
 @pytest.mark.parametrize("shape", [*SHAPES[:3], (130, 64, 512, [130] * 20)])
 def test_compiled_kernels_equal_the_plain_path(shape, kind, share):
-    arguments = given(shape, kind, "cuda")
+    arguments = example(shape, kind, "cuda")
     fused = gradients(AttendingGRU.apply, arguments)
     assert kernel_states()[FUSED_KERNEL] == "fused"
     with use_kernels(False):

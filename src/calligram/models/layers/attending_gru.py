@@ -35,13 +35,13 @@ class AttendingGRU(Function):
         counts: list[int],
         real: Tensor,
         regions: Tensor,
-        of_regions: Tensor,
-        of_words: Tensor,
+        keys: Tensor,
+        word_inputs: Tensor,
         state: Tensor,
-        from_state: Tensor,
+        state_weight: Tensor,
         bias: Tensor,
-        from_context: Tensor,
-        weigh: Tensor,
+        context_weight: Tensor,
+        energy: Tensor,
     ) -> Tensor:
         """Return the states (T, N, H); zero for rows without a word.
 
@@ -50,28 +50,28 @@ class AttendingGRU(Function):
             counts: number of the first rows that have a word at each of T positions, descending.
             real: (N, R) True for real regions.
             regions: (N, R, H) regions e.
-            of_regions: (N, R, H) values f.
-            of_words: (T, N, 3H) products of words x with the matrix of the GRU, with its bias.
+            keys: (N, R, H) keys f.
+            word_inputs: (T, N, 3H) products of words x with the matrix of the GRU, with its bias.
             state: (N, H) first state.
-            from_state: (4H, H) matrix Q, then the matrices of the GRU for the state.
+            state_weight: (4H, H) matrix Q, then the matrices of the GRU for the state.
             bias: (4H,) zeros, then the bias of the GRU for the state.
-            from_context: (3H, H) the matrices of the GRU for the context.
-            weigh: (H,) vector w.
+            context_weight: (3H, H) the matrices of the GRU for the context.
+            energy: (H,) vector w.
         """
         first, count = state, len(counts)
-        products, gates = of_words.new_zeros(count, len(first), bias.numel()), torch.zeros_like(of_words)
-        shares, contexts = of_words.new_zeros(count, *real.shape), of_words.new_zeros(count, *first.shape)
+        projections, gates = word_inputs.new_zeros(count, len(first), bias.numel()), torch.zeros_like(word_inputs)
+        weights, contexts = word_inputs.new_zeros(count, *real.shape), word_inputs.new_zeros(count, *first.shape)
         states = torch.zeros_like(contexts)
 
         def run(fused: bool) -> Tensor:
             attend, open_gates, _, _ = _functions(fused)
             state = first
             for step, n in enumerate(counts):
-                product, context = products[step, :n], contexts[step, :n]
-                torch.addmm(bias, state[:n], from_state.T, out=product)
-                attend(product, of_regions[:n], regions[:n], real[:n], weigh, shares[step, :n], context)
-                given = torch.addmm(of_words[step, :n], context, from_context.T)
-                open_gates(given, product, state[:n], gates[step, :n], states[step, :n])
+                projection, context = projections[step, :n], contexts[step, :n]
+                torch.addmm(bias, state[:n], state_weight.T, out=projection)
+                attend(projection, keys[:n], regions[:n], real[:n], energy, weights[step, :n], context)
+                gate_inputs = torch.addmm(word_inputs[step, :n], context, context_weight.T)
+                open_gates(gate_inputs, projection, state[:n], gates[step, :n], states[step, :n])
                 state = states[step]
             return states
 
@@ -79,43 +79,56 @@ class AttendingGRU(Function):
             _run(run, regions)
         ctx.counts = counts
         ctx.save_for_backward(
-            real, regions, of_regions, first, from_state, from_context, weigh, products, gates, shares, contexts, states
+            real,
+            regions,
+            keys,
+            first,
+            state_weight,
+            context_weight,
+            energy,
+            projections,
+            gates,
+            weights,
+            contexts,
+            states,
         )
         return states
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grown: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_states: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all tensors."""
-        real, regions, of_regions, first, from_state, from_context, weigh, *saved = ctx.saved_tensors
-        products, gates, shares, contexts, states = saved
-        grown = grown.contiguous()
+        real, regions, keys, first, state_weight, context_weight, energy, *saved = ctx.saved_tensors
+        projections, gates, weights, contexts, states = saved
+        grad_states = grad_states.contiguous()
         before = torch.cat([first.unsqueeze(0), states])[: len(states)]
 
         def run(fused: bool) -> tuple[Tensor | None, ...]:
             _, _, attend_backward, gates_backward = _functions(fused)
-            exact = torch.promote_types(weigh.dtype, torch.float32)
-            inner, of_weigh = torch.zeros_like(of_regions, dtype=exact), torch.zeros_like(first, dtype=exact)
-            of_given, of_contexts = torch.zeros_like(gates), torch.zeros_like(contexts)
-            of_products, of_state, kept = torch.zeros_like(products), torch.zeros_like(first), torch.empty_like(first)
+            exact = torch.promote_types(energy.dtype, torch.float32)
+            grad_keys, grad_energy = torch.zeros_like(keys, dtype=exact), torch.zeros_like(first, dtype=exact)
+            grad_inputs, grad_contexts, grad_projections = map(torch.zeros_like, (gates, contexts, projections))
+            grad_state, kept = torch.zeros_like(first), torch.empty_like(first)
             for step in reversed(range(len(ctx.counts))):
                 n = ctx.counts[step]
-                product, of_product, given = products[step, :n], of_products[step, :n], of_given[step, :n]
+                projection, of_projection = projections[step, :n], grad_projections[step, :n]
+                of_gates = grad_inputs[step, :n]
                 gates_backward(
-                    grown[step, :n], of_state[:n], gates[step, :n], product, before[step, :n], given, of_product,
-                    kept[:n],
+                    grad_states[step, :n], grad_state[:n], gates[step, :n], projection, before[step, :n], of_gates,
+                    of_projection, kept[:n],
                 )  # fmt: skip
-                context = torch.mm(given, from_context, out=of_contexts[step, :n])
+                of_context = torch.mm(of_gates, context_weight, out=grad_contexts[step, :n])
                 attend_backward(
-                    context, product, of_regions[:n], regions[:n], real[:n], weigh, shares[step, :n], inner[:n],
-                    of_weigh[:n], of_product,
+                    of_context, projection, keys[:n], regions[:n], real[:n], energy, weights[step, :n], grad_keys[:n],
+                    grad_energy[:n], of_projection,
                 )  # fmt: skip
-                torch.addmm(kept[:n], of_product, from_state, out=of_state[:n])
-            flat, of_all = of_products.flatten(0, 1), torch.bmm(shares.permute(1, 2, 0), of_contexts.transpose(0, 1))
-            of_from_context = of_given.flatten(0, 1).T @ contexts.flatten(0, 1)
+                torch.addmm(kept[:n], of_projection, state_weight, out=grad_state[:n])
+            grad_regions = torch.bmm(weights.permute(1, 2, 0), grad_contexts.transpose(0, 1))
+            flat = grad_projections.flatten(0, 1)
             return (
-                None, None, of_all, inner.to(of_regions.dtype), of_given, of_state, flat.T @ before.flatten(0, 1),
-                flat.sum(0), of_from_context, of_weigh.sum(0).to(weigh.dtype),
+                None, None, grad_regions, grad_keys.to(keys.dtype), grad_inputs, grad_state,
+                flat.T @ before.flatten(0, 1), flat.sum(0), grad_inputs.flatten(0, 1).T @ contexts.flatten(0, 1),
+                grad_energy.sum(0).to(energy.dtype),
             )  # fmt: skip
 
         return _run(run, regions)
@@ -142,50 +155,50 @@ def _functions(fused: bool) -> tuple[Callable[..., None], ...]:
 
 
 def _attend(
-    product: Tensor, of_regions: Tensor, regions: Tensor, real: Tensor, weigh: Tensor, share: Tensor, context: Tensor
+    projection: Tensor, keys: Tensor, regions: Tensor, real: Tensor, energy: Tensor, weights: Tensor, context: Tensor
 ) -> None:
     """Attention to regions by the state, and their weighted sum."""
-    inner = torch.tanh(of_regions + product[:, None, : len(weigh)])
-    logits = (inner @ weigh).to(torch.promote_types(weigh.dtype, torch.float32))
-    share.copy_(torch.softmax(logits.masked_fill(~real, torch.finfo(logits.dtype).min), 1))
-    context.copy_(torch.bmm(share.unsqueeze(1), regions).squeeze(1))
+    inner = torch.tanh(keys + projection[:, None, : len(energy)])
+    logits = (inner @ energy).to(torch.promote_types(energy.dtype, torch.float32))
+    weights.copy_(torch.softmax(logits.masked_fill(~real, torch.finfo(logits.dtype).min), 1))
+    context.copy_(torch.bmm(weights.unsqueeze(1), regions).squeeze(1))
 
 
-def _open_gates(given: Tensor, product: Tensor, state: Tensor, gates: Tensor, after: Tensor) -> None:
+def _open_gates(gate_inputs: Tensor, projection: Tensor, state: Tensor, gates: Tensor, after: Tensor) -> None:
     """Gates of the GRU and its next state, from the products of its matrices with inputs and with the state."""
     size = state.shape[1]
-    opened = torch.sigmoid(given[:, : 2 * size] + product[:, size:-size])
+    opened = torch.sigmoid(gate_inputs[:, : 2 * size] + projection[:, size:-size])
     reset, update = opened.chunk(2, 1)
-    new = torch.tanh(given[:, 2 * size :] + reset * product[:, -size:])
+    new = torch.tanh(gate_inputs[:, 2 * size :] + reset * projection[:, -size:])
     torch.cat([opened, new], 1, out=gates)
     torch.lerp(new, state, update, out=after)
 
 
 def _gates_backward(
-    grown: Tensor, of_state: Tensor, gates: Tensor, product: Tensor, state: Tensor,
-    of_given: Tensor, of_product: Tensor, kept: Tensor,
+    grad_states: Tensor, grad_state: Tensor, gates: Tensor, projection: Tensor, state: Tensor,
+    grad_gates: Tensor, grad_projection: Tensor, kept: Tensor,
 ) -> None:  # fmt: skip
     """Gradients of the products with inputs and with the state, and of the state by the update gate alone."""
     reset, update, new = gates.chunk(3, 1)
-    gradient = grown + of_state
-    of_new = gradient * (1 - update) * (1 - new * new)
-    of_update = gradient * (state - new) * update * (1 - update)
-    of_reset = of_new * product.chunk(4, 1)[3] * reset * (1 - reset)
-    torch.cat([of_reset, of_update, of_new], 1, out=of_given)
-    of_product[:, state.shape[1] :] = torch.cat([of_reset, of_update, of_new * reset], 1)
+    gradient = grad_states + grad_state
+    grad_new = gradient * (1 - update) * (1 - new * new)
+    grad_update = gradient * (state - new) * update * (1 - update)
+    grad_reset = grad_new * projection.chunk(4, 1)[3] * reset * (1 - reset)
+    torch.cat([grad_reset, grad_update, grad_new], 1, out=grad_gates)
+    grad_projection[:, state.shape[1] :] = torch.cat([grad_reset, grad_update, grad_new * reset], 1)
     torch.mul(gradient, update, out=kept)
 
 
 def _attend_backward(
-    of_context: Tensor, product: Tensor, of_regions: Tensor, regions: Tensor, real: Tensor, weigh: Tensor,
-    share: Tensor, of_inner: Tensor, of_weigh: Tensor, of_product: Tensor,
+    grad_context: Tensor, projection: Tensor, keys: Tensor, regions: Tensor, real: Tensor, energy: Tensor,
+    weights: Tensor, grad_keys: Tensor, grad_energy: Tensor, grad_projection: Tensor,
 ) -> None:  # fmt: skip
     """Add the gradients of f and, for each row, of w; write that of Q h."""
-    of_share = torch.bmm(regions, of_context.unsqueeze(2)).squeeze(2)
+    grad_weights = torch.bmm(regions, grad_context.unsqueeze(2)).squeeze(2)
     # Without any real region the weights of padding are not zero, but they do not depend on the state.
-    of_logits = real * share * (of_share - (share * of_share).sum(1, keepdim=True))
-    inner = torch.tanh(of_regions + product[:, None, : len(weigh)])
-    of_weigh += torch.bmm(of_logits.unsqueeze(1), inner).squeeze(1)
-    change = (1 - inner * inner) * weigh * of_logits.unsqueeze(2)
-    of_inner += change
-    of_product[:, : len(weigh)] = change.sum(1)
+    grad_logits = real * weights * (grad_weights - (weights * grad_weights).sum(1, keepdim=True))
+    inner = torch.tanh(keys + projection[:, None, : len(energy)])
+    grad_energy += torch.bmm(grad_logits.unsqueeze(1), inner).squeeze(1)
+    change = (1 - inner * inner) * energy * grad_logits.unsqueeze(2)
+    grad_keys += change
+    grad_projection[:, : len(energy)] = change.sum(1)

@@ -30,15 +30,15 @@ def tanh(values):
 
 
 @triton.jit
-def inner_values(of_regions, product, row, region, column, exists, regions, H: tl.constexpr):
+def inner_values(keys, projection, row, region, column, exists, regions, H: tl.constexpr):
     """tanh(f_r + Q h) of a row, for some dimensions: (R, K)."""
-    query = tl.load(product + row * 4 * H + column, mask=column < H, other=0.0).to(tl.float32)
-    at = of_regions + (row * regions + region[:, None]) * H + column[None, :]
+    query = tl.load(projection + row * 4 * H + column, mask=column < H, other=0.0).to(tl.float32)
+    at = keys + (row * regions + region[:, None]) * H + column[None, :]
     return tanh(tl.load(at, mask=exists, other=0.0).to(tl.float32) + query[None, :])
 
 
 @triton.jit(do_not_specialize=["regions"])
-def attend_row(product, of_regions, encoded, real, weigh, share, context, regions,
+def attend_row(projection, keys, encoded, real, energy, weights, context, regions,
                H: tl.constexpr, R: tl.constexpr, K: tl.constexpr):  # fmt: skip
     """Attention of one row to its regions, and their weighted sum."""
     row, region, offset = tl.program_id(0).to(tl.int64), tl.arange(0, R), tl.arange(0, K)
@@ -47,65 +47,65 @@ def attend_row(product, of_regions, encoded, real, weigh, share, context, region
     for start in range(0, H, K):
         column = start + offset
         exists = some[:, None] & (column < H)[None, :]
-        inner = inner_values(of_regions, product, row, region, column, exists, regions, H)
-        factor = tl.load(weigh + column, mask=column < H, other=0.0).to(tl.float32)
+        inner = inner_values(keys, projection, row, region, column, exists, regions, H)
+        factor = tl.load(energy + column, mask=column < H, other=0.0).to(tl.float32)
         logits += tl.sum(inner * factor[None, :], 1)
     seen = tl.load(real + row * regions + region, mask=some, other=0) != 0
     # A row without real regions has equal weights, as the softmax of equal numbers.
     logits = tl.where(some, tl.where(seen, logits, -3.0e38), float("-inf"))
     powers = tl.exp(logits - tl.max(logits, 0))
-    weights = powers / tl.sum(powers, 0)
-    tl.store(share + row * regions + region, weights.to(share.dtype.element_ty), mask=some)
+    shares = powers / tl.sum(powers, 0)
+    tl.store(weights + row * regions + region, shares.to(weights.dtype.element_ty), mask=some)
     for start in range(0, H, K):
         column = start + offset
         exists = some[:, None] & (column < H)[None, :]
         values = tl.load(encoded + (row * regions + region[:, None]) * H + column[None, :], mask=exists, other=0.0)
-        found = tl.sum(weights[:, None] * values.to(tl.float32), 0)
+        found = tl.sum(shares[:, None] * values.to(tl.float32), 0)
         tl.store(context + row * H + column, found.to(context.dtype.element_ty), mask=column < H)
 
 
 @triton.jit(do_not_specialize=["regions"])
-def attend_row_backward(of_context, product, of_regions, encoded, real, weigh, share, of_inner, of_weigh, of_product,
-                        regions, H: tl.constexpr, R: tl.constexpr, K: tl.constexpr):  # fmt: skip
+def attend_row_backward(grad_context, projection, keys, encoded, real, energy, weights, grad_keys, grad_energy,
+                        grad_projection, regions, H: tl.constexpr, R: tl.constexpr, K: tl.constexpr):  # fmt: skip
     """Gradients of the attention of one row; added to those of f and w, written for Q h."""
     row, region, offset = tl.program_id(0).to(tl.int64), tl.arange(0, R), tl.arange(0, K)
     some = region < regions
-    of_share = tl.full((R,), 0.0, tl.float32)
+    grad_weights = tl.full((R,), 0.0, tl.float32)
     for start in range(0, H, K):
         column = start + offset
         exists = some[:, None] & (column < H)[None, :]
         values = tl.load(encoded + (row * regions + region[:, None]) * H + column[None, :], mask=exists, other=0.0)
-        gradient = tl.load(of_context + row * H + column, mask=column < H, other=0.0).to(tl.float32)
-        of_share += tl.sum(values.to(tl.float32) * gradient[None, :], 1)
-    weights = tl.load(share + row * regions + region, mask=some, other=0.0).to(tl.float32)
-    of_logits = weights * (of_share - tl.sum(weights * of_share, 0))
+        gradient = tl.load(grad_context + row * H + column, mask=column < H, other=0.0).to(tl.float32)
+        grad_weights += tl.sum(values.to(tl.float32) * gradient[None, :], 1)
+    shares = tl.load(weights + row * regions + region, mask=some, other=0.0).to(tl.float32)
+    grad_logits = shares * (grad_weights - tl.sum(shares * grad_weights, 0))
     # Without any real region the weights of padding are not zero, but they do not depend on the state.
-    of_logits = tl.where(tl.load(real + row * regions + region, mask=some, other=0) != 0, of_logits, 0.0)
+    grad_logits = tl.where(tl.load(real + row * regions + region, mask=some, other=0) != 0, grad_logits, 0.0)
     for start in range(0, H, K):
         column = start + offset
         exists = some[:, None] & (column < H)[None, :]
-        inner = inner_values(of_regions, product, row, region, column, exists, regions, H)
-        factor = tl.load(weigh + column, mask=column < H, other=0.0).to(tl.float32)
-        own = of_weigh + row * H + column
+        inner = inner_values(keys, projection, row, region, column, exists, regions, H)
+        factor = tl.load(energy + column, mask=column < H, other=0.0).to(tl.float32)
+        own = grad_energy + row * H + column
         before = tl.load(own, mask=column < H, other=0.0)
-        tl.store(own, before + tl.sum(of_logits[:, None] * inner, 0), mask=column < H)
-        change = tl.where(exists, (1 - inner * inner) * factor[None, :] * of_logits[:, None], 0.0)
-        at = of_inner + (row * regions + region[:, None]) * H + column[None, :]
+        tl.store(own, before + tl.sum(grad_logits[:, None] * inner, 0), mask=column < H)
+        change = tl.where(exists, (1 - inner * inner) * factor[None, :] * grad_logits[:, None], 0.0)
+        at = grad_keys + (row * regions + region[:, None]) * H + column[None, :]
         tl.store(at, tl.load(at, mask=exists, other=0.0) + change, mask=exists)
         total = tl.sum(change, 0)
-        tl.store(of_product + row * 4 * H + column, total.to(of_product.dtype.element_ty), mask=column < H)
+        tl.store(grad_projection + row * 4 * H + column, total.to(grad_projection.dtype.element_ty), mask=column < H)
 
 
 @triton.jit
-def gates_block(given, product, state, gates, after, H: tl.constexpr, B: tl.constexpr):
+def gates_block(gate_inputs, projection, state, gates, after, H: tl.constexpr, B: tl.constexpr):
     """Gates of the GRU and its next state, for some dimensions of a row."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
     exists, kind = column < H, after.dtype.element_ty
-    by_input, by_state = given + row * 3 * H + column, product + row * 4 * H + H + column
+    by_input, by_state = gate_inputs + row * 3 * H + column, projection + row * 4 * H + H + column
     reset = sigmoid(tl.load(by_input, mask=exists, other=0.0).to(tl.float32)
-                       + tl.load(by_state, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
+                    + tl.load(by_state, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
     update = sigmoid(tl.load(by_input + H, mask=exists, other=0.0).to(tl.float32)
-                        + tl.load(by_state + H, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
+                     + tl.load(by_state + H, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
     new = tanh(tl.load(by_input + 2 * H, mask=exists, other=0.0).to(tl.float32)
                + reset * tl.load(by_state + 2 * H, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
     before = tl.load(state + row * H + column, mask=exists, other=0.0).to(tl.float32)
@@ -117,29 +117,29 @@ def gates_block(given, product, state, gates, after, H: tl.constexpr, B: tl.cons
 
 
 @triton.jit
-def gates_block_backward(grown, of_state, gates, product, state, of_given, of_product, kept,
+def gates_block_backward(grad_states, grad_state, gates, projection, state, grad_gates, grad_projection, kept,
                          H: tl.constexpr, B: tl.constexpr):  # fmt: skip
     """Gradients of the gates for some dimensions of a row."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
     exists, kind, place = column < H, kept.dtype.element_ty, row * H + column
-    gradient = (tl.load(grown + place, mask=exists, other=0.0).to(tl.float32)
-                + tl.load(of_state + place, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
+    gradient = (tl.load(grad_states + place, mask=exists, other=0.0).to(tl.float32)
+                + tl.load(grad_state + place, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
     at = gates + row * 3 * H + column
     reset = tl.load(at, mask=exists, other=0.0).to(tl.float32)
     update = tl.load(at + H, mask=exists, other=0.0).to(tl.float32)
     new = tl.load(at + 2 * H, mask=exists, other=0.0).to(tl.float32)
-    by_state = tl.load(product + row * 4 * H + 3 * H + column, mask=exists, other=0.0).to(tl.float32)
+    by_state = tl.load(projection + row * 4 * H + 3 * H + column, mask=exists, other=0.0).to(tl.float32)
     before = tl.load(state + place, mask=exists, other=0.0).to(tl.float32)
-    of_new = gradient * (1 - update) * (1 - new * new)
-    of_update = gradient * (before - new) * update * (1 - update)
-    of_reset = of_new * by_state * reset * (1 - reset)
-    to_given, to_product = of_given + row * 3 * H + column, of_product + row * 4 * H + H + column
-    tl.store(to_given, of_reset.to(kind), mask=exists)
-    tl.store(to_given + H, of_update.to(kind), mask=exists)
-    tl.store(to_given + 2 * H, of_new.to(kind), mask=exists)
-    tl.store(to_product, of_reset.to(kind), mask=exists)
-    tl.store(to_product + H, of_update.to(kind), mask=exists)
-    tl.store(to_product + 2 * H, (of_new * reset).to(kind), mask=exists)
+    grad_new = gradient * (1 - update) * (1 - new * new)
+    grad_update = gradient * (before - new) * update * (1 - update)
+    grad_reset = grad_new * by_state * reset * (1 - reset)
+    to_given, to_product = grad_gates + row * 3 * H + column, grad_projection + row * 4 * H + H + column
+    tl.store(to_given, grad_reset.to(kind), mask=exists)
+    tl.store(to_given + H, grad_update.to(kind), mask=exists)
+    tl.store(to_given + 2 * H, grad_new.to(kind), mask=exists)
+    tl.store(to_product, grad_reset.to(kind), mask=exists)
+    tl.store(to_product + H, grad_update.to(kind), mask=exists)
+    tl.store(to_product + 2 * H, (grad_new * reset).to(kind), mask=exists)
     tl.store(kept + place, (gradient * update).to(kind), mask=exists)
 
 
@@ -147,41 +147,41 @@ def gates_block_backward(grown, of_state, gates, product, state, of_given, of_pr
 
 
 def attend(
-    product: Tensor, of_regions: Tensor, regions: Tensor, real: Tensor, weigh: Tensor, share: Tensor, context: Tensor
+    projection: Tensor, keys: Tensor, regions: Tensor, real: Tensor, energy: Tensor, weights: Tensor, context: Tensor
 ) -> None:
     """Attention to regions by the state, and their weighted sum."""
     rows, count, size = regions.shape
     attend_row[(rows,)](
-        product, of_regions, regions, real.view(torch.uint8), weigh, share, context, count,
+        projection, keys, regions, real.view(torch.uint8), energy, weights, context, count,
         H=size, R=triton.next_power_of_2(count), K=DIMENSIONS, num_warps=8,
     )  # fmt: skip
 
 
 def attend_backward(
-    of_context: Tensor, product: Tensor, of_regions: Tensor, regions: Tensor, real: Tensor, weigh: Tensor,
-    share: Tensor, of_inner: Tensor, of_weigh: Tensor, of_product: Tensor,
+    grad_context: Tensor, projection: Tensor, keys: Tensor, regions: Tensor, real: Tensor, energy: Tensor,
+    weights: Tensor, grad_keys: Tensor, grad_energy: Tensor, grad_projection: Tensor,
 ) -> None:  # fmt: skip
     """Add the gradients of f and, for each row, of w; write that of Q h."""
     rows, count, size = regions.shape
     attend_row_backward[(rows,)](
-        of_context, product, of_regions, regions, real.view(torch.uint8), weigh, share, of_inner, of_weigh,
-        of_product, count,
+        grad_context, projection, keys, regions, real.view(torch.uint8), energy, weights, grad_keys, grad_energy,
+        grad_projection, count,
         H=size, R=triton.next_power_of_2(count), K=DIMENSIONS, num_warps=8,
     )  # fmt: skip
 
 
-def open_gates(given: Tensor, product: Tensor, state: Tensor, gates: Tensor, after: Tensor) -> None:
+def open_gates(gate_inputs: Tensor, projection: Tensor, state: Tensor, gates: Tensor, after: Tensor) -> None:
     """Gates of the GRU and its next state, from the products of its matrices with inputs and with the state."""
     rows, size = state.shape
-    gates_block[(rows, triton.cdiv(size, BLOCK))](given, product, state, gates, after, H=size, B=BLOCK)
+    gates_block[(rows, triton.cdiv(size, BLOCK))](gate_inputs, projection, state, gates, after, H=size, B=BLOCK)
 
 
 def gates_backward(
-    grown: Tensor, of_state: Tensor, gates: Tensor, product: Tensor, state: Tensor,
-    of_given: Tensor, of_product: Tensor, kept: Tensor,
+    grad_states: Tensor, grad_state: Tensor, gates: Tensor, projection: Tensor, state: Tensor,
+    grad_gates: Tensor, grad_projection: Tensor, kept: Tensor,
 ) -> None:  # fmt: skip
     """Gradients of the products with inputs and with the state, and of the state by the update gate alone."""
     rows, size = state.shape
     gates_block_backward[(rows, triton.cdiv(size, BLOCK))](
-        grown, of_state, gates, product, state, of_given, of_product, kept, H=size, B=BLOCK
+        grad_states, grad_state, gates, projection, state, grad_gates, grad_projection, kept, H=size, B=BLOCK
     )

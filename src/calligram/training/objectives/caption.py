@@ -109,14 +109,14 @@ class CaptionObjective(Objective):
         hidden, kind = encoded.shape[-1], encoded.dtype
         # The attention layer takes (region, state), and the GRU takes (word, context). The products with regions and
         # with words do not depend on the state, so all of them are computed at once.
-        of_regions = F.linear(encoded, self.attend.weight[:, :hidden], self.attend.bias)
-        from_words, from_context = self.writer.weight_ih[:, :-hidden], self.writer.weight_ih[:, -hidden:]
-        of_words = F.linear(self.words(before.T), from_words, self.writer.bias_ih)
+        keys = F.linear(encoded, self.attend.weight[:, :hidden], self.attend.bias)
+        word_weight, context_weight = self.writer.weight_ih[:, :-hidden], self.writer.weight_ih[:, -hidden:]
+        word_inputs = F.linear(self.words(before.T), word_weight, self.writer.bias_ih)
         # The state is multiplied by both matrices at once.
-        from_state = torch.cat([self.attend.weight[:, hidden:], self.writer.weight_hh])
+        state_weight = torch.cat([self.attend.weight[:, hidden:], self.writer.weight_hh])
         bias = F.pad(self.writer.bias_hh, (hidden, 0))
         found: Tensor = AttendingGRU.apply(  # type: ignore[no-untyped-call]
-            counts, real, *(given.contiguous().to(kind) for given in (encoded, of_regions, of_words, state)),
-            *(weight.to(kind) for weight in (from_state, bias, from_context, self.weigh.weight[0])),
+            counts, real, *(given.contiguous().to(kind) for given in (encoded, keys, word_inputs, state)),
+            *(weight.to(kind) for weight in (state_weight, bias, context_weight, self.weigh.weight[0])),
         )  # fmt: skip
         return found
