@@ -110,6 +110,7 @@ def decoding() -> list[Row]:
     return [
         row(f"{what}, one core", median(one for one, *_ in speeds), "images/s"),
         row(f"{what}, all cores against one core times cores", median(b / (a * cores) for a, b, *_ in speeds), "ratio"),
+        row(f"{what}, one process for each core against one core", median(d / a for a, *_, d in speeds), "ratio"),
         row(f"{what}, all cores against one process for each core", median(b / d for _, b, _, d in speeds), "ratio"),
         row(f"{what}, {PROCESSES} processes together against one", median(c / b for _, b, c, _ in speeds), "ratio"),
     ]
