@@ -14,17 +14,11 @@ place of an import always has a whole collection: that before it or that after i
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import random
-import select
 import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -41,12 +35,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
+from child import Child, DifferenceError
 from kills import Kills
 
 from calligram.data.add_captions import NewCaption, add_new_captions
 from calligram.data.collection import Collection
 from calligram.data.readers.catalog import import_collection
-from calligram.errors import UserError
 from calligram.recipes.parts.run import train_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing import encode
@@ -69,17 +63,11 @@ MIN_SECONDS_FOR_ALL_VERBS = 60.0
 """of a soak; a workspace for all verbs takes longer to make than a short soak"""
 KILLS_SHARE = 0.65
 """of the time, for verbs of every kind"""
-LONGEST_SECONDS = 120.0
-"""a child that is not killed must end in this time"""
 TOLERANCE = 4e-3
 """vectors are stored in half precision, and a picture encoded beside others differs in the last place"""
 
 
 warnings.filterwarnings("ignore", message="lancedb fork support")
-
-
-class DifferenceError(AssertionError):
-    """The library is not what the model says."""
 
 
 @dataclass
@@ -96,41 +84,6 @@ class Model:
     """of captions whose writer was killed"""
     vectors: dict[int, Any] = field(default_factory=dict)
     """unit vector of each content"""
-
-
-class Child:
-    """An operation in a process of its own, forked from this one."""
-
-    def __init__(self, name: str, work: Callable[[], object], kill_after: float | None) -> None:
-        self.name, self.started, self.kill_after = name, time.monotonic(), kill_after
-        reading, writing = os.pipe()
-        self.process = os.fork()
-        if self.process == 0:
-            os.close(reading)
-            try:
-                answer: object = {"answer": work()}
-            except UserError as error:
-                answer = {"error": str(error)}
-            except BaseException:
-                answer = {"traceback": traceback.format_exc()}
-            with contextlib.suppress(BaseException), os.fdopen(writing, "wb") as stream:
-                stream.write(json.dumps(answer).encode())
-            os._exit(0)
-        os.close(writing)
-        self._reading = reading
-
-    def wait(self) -> dict[str, Any] | None:
-        """What it answered; None if it was killed. Kills it when its time has come."""
-        limit = self.started + (LONGEST_SECONDS if self.kill_after is None else self.kill_after)
-        ready, _, _ = select.select([self._reading], [], [], max(0.0, limit - time.monotonic()))
-        if not ready:
-            os.kill(self.process, signal.SIGKILL)
-            if self.kill_after is None:
-                raise DifferenceError(f"{self.name} did not end in {LONGEST_SECONDS:g} seconds")
-        with os.fdopen(self._reading, "rb") as stream:
-            data = stream.read()
-        os.waitpid(self.process, 0)
-        return json.loads(data) if ready and data else None
 
 
 class Soak:
