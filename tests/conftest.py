@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import io
 import json
 import logging
@@ -419,6 +420,17 @@ def _calligram(*arguments: object, cwd: Path | None = None, input: str = "") -> 
 def calligram() -> Callable[..., Done]:
     """Runs a verb as the command does but in this process, which has everything imported and is left as it was."""
     return _calligram
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """Starts and runs Python programs in processes of their own that have the slow libraries; see ``preloaded.py``."""
+    spec = importlib.util.spec_from_file_location("preloaded", Path(__file__).parent / "preloaded.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    server = module.Preloaded(tmp_path_factory.mktemp("preloaded"))
+    yield server
+    server.close()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +18,7 @@ PAPERS = ("two_branch", "dual_path", "aoq", "a3vse", "mmca")
 LONGEST_SCRIPT_LINES = 70
 
 
-def test_a_matcher_of_your_own_is_trained_searched_and_exported(tmp_path):
+def test_a_matcher_of_your_own_is_trained_searched_and_exported(tmp_path, preloaded):
     scenes = tmp_path / "scenes"
     generate_scenes(scenes, images=60, size=48)
     photos = tmp_path / "photos"
@@ -27,8 +26,8 @@ def test_a_matcher_of_your_own_is_trained_searched_and_exported(tmp_path):
     pictures = cg.Collection.open(scenes).pictures
     for row in range(5):
         pictures.open(row).save(photos / f"{row}.png")
-    arguments = [sys.executable, str(EXAMPLES / "own_matcher.py"), str(scenes), str(photos), str(tmp_path / "out")]
-    done = subprocess.run(arguments, capture_output=True, text=True)
+    script = f"import runpy; runpy.run_path({str(EXAMPLES / 'own_matcher.py')!r}, run_name='__main__')"
+    done = preloaded.run(script, scenes, photos, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "text to image R@1" in done.stdout
     assert ".png" in done.stdout
@@ -41,7 +40,7 @@ def test_a_matcher_of_your_own_is_trained_searched_and_exported(tmp_path):
         "a dog",
         "--all",
     ]
-    found = subprocess.run([sys.executable, "-m", "calligram", *words], capture_output=True, text=True)
+    found = preloaded.run("from calligram.cli.main import main; main()", *words)
     assert found.returncode == 0, found.stderr
 
 

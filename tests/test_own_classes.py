@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -184,9 +183,8 @@ print(json.dumps(found))
 """
 
 
-def test_another_process_uses_the_classes_for_everything(run, code, tiny, tmp_path):
-    arguments = [sys.executable, "-c", EVERYTHING, str(code), str(run), str(tiny.folder), str(tmp_path)]
-    done = subprocess.run(arguments, capture_output=True, text=True)
+def test_another_process_uses_the_classes_for_everything(run, code, tiny, tmp_path, preloaded):
+    done = preloaded.run(EVERYTHING, code, run, tiny.folder, tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["own"] == cg.load(run).evaluate("test", device="cpu").retrieval.rsum
@@ -214,13 +212,11 @@ def hinge(scores, targets):
     return (0.2 - scores * targets).clamp(min=0).mean()
 
 
-def command(*arguments):
-    """Run the command in a process that has imported nothing."""
-    words = [sys.executable, "-m", "calligram", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True)
+def test_the_command_line_imports_code_only_when_asked(run, code, tiny, preloaded):
+    def command(*arguments):
+        """Run the command in a process that has imported none of our code."""
+        return preloaded.run("from calligram.cli.main import main; main()", *arguments)
 
-
-def test_the_command_line_imports_code_only_when_asked(run, code, tiny):
     negatives = run.parent / "negatives"
     refused = command("mine", run, tiny.folder, "--out", negatives)
     assert refused.returncode == 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,7 +54,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-def test_the_commands_and_the_python_of_the_readme_run(calligram, tmp_path):
+def test_the_commands_and_the_python_of_the_readme_run(calligram, preloaded, tmp_path):
     for line in block_under_test("bash").splitlines():
         command = line.replace("--images 2000", "--images 60 --size 32")
         words = shlex.split(command, comments=True)
@@ -69,7 +67,7 @@ def test_the_commands_and_the_python_of_the_readme_run(calligram, tmp_path):
     for whole, small in SMALLER_PYTHON.items():
         assert whole in script
         script = script.replace(whole, small)
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = preloaded.run(script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"text to image R@1 \d+\.\d, rsum \d+", done.stdout)
 

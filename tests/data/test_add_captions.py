@@ -3,9 +3,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -178,18 +175,14 @@ for number in range(10_000):
 """
 
 
-def test_a_process_killed_at_any_time_leaves_complete_additions(copy):
+def test_a_process_killed_at_any_time_leaves_complete_additions(copy, preloaded):
     moments = random.Random(0)
     for turn in range(4):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(copy), str(turn)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(moments.uniform(0.05, 0.4))
-        process.send_signal(signal.SIGKILL)
-        told = [int(line) for line in process.stdout.read().splitlines() if line.isdigit()]
-        process.wait(60)
+        with preloaded.start(WRITER, copy, turn) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(moments.uniform(0.05, 0.4))
+            process.kill()
+            told = [int(line) for line in process.stdout.read().splitlines() if line.isdigit()]
         found = [text for _, text in pairs(Collection.open(copy)) if text.startswith(f"{turn}.")]
         count = len(found) // 2
         assert found == [f"{turn}.{n} {which}" for n in range(count) for which in ("one", "two")]

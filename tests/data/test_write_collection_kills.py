@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,12 +53,9 @@ Kill = Callable[[int, Path], bool]
 
 
 @pytest.fixture(params=["exchange", "journal"])
-def kill(request: pytest.FixtureRequest) -> Iterator[Kill]:
+def kill(request: pytest.FixtureRequest, preloaded) -> Iterator[Kill]:
     """``kill(number, folder)`` imports again and returns whether the import was killed before it ended."""
-    command = [sys.executable, "-c", SERVER, request.param]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
+    with preloaded.start(SERVER, request.param) as server:
 
         def run(number: int, folder: Path) -> bool:
             print(number, folder, file=server.stdin, flush=True)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -97,7 +95,7 @@ def test_features_are_computed_once_and_only_for_new_images(tiny_draft, tmp_path
     torch.testing.assert_close(alone[0], found[2].float(), rtol=1e-2, atol=1e-2)
 
 
-def test_an_extraction_killed_with_signal_9_continues(tiny_draft, tmp_path):
+def test_an_extraction_killed_with_signal_9_continues(tiny_draft, tmp_path, preloaded):
     (tmp_path / "pictures").mkdir()
     collection = write_draft(tiny_draft(tmp_path / "pictures", repeats=8), tmp_path / "collection")
     script = """
@@ -114,13 +112,12 @@ backbone = Backbone.load(sys.argv[2]).eval()
 BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentences("train").visuals)
 """
     tiny_backbone().save(tmp_path / "backbone")
-    victim = subprocess.Popen([sys.executable, "-c", script, str(collection.folder), str(tmp_path / "backbone")])
     cache = collection.folder / "cache"
     deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and len(list(cache.glob("*/*.json"))) < 2 and victim.poll() is None:
-        time.sleep(0.005)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    with preloaded.start(script, collection.folder, tmp_path / "backbone") as victim:
+        while time.monotonic() < deadline and len(list(cache.glob("*/*.json"))) < 2 and victim.poll() is None:
+            time.sleep(0.005)
+        victim.kill()
     assert victim.returncode == -signal.SIGKILL
     kept = sum(len(json.loads(f.read_text())["keys"]) for f in cache.glob("*/*.json"))
     assert kept >= 16

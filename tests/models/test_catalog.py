@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, is_dataclass
 
 import pytest
@@ -44,21 +42,22 @@ def test_every_entry_is_a_matcher_with_a_settings_dataclass(name):
     assert is_dataclass(entry.settings)
 
 
-def modules_after(code: str) -> set[str]:
-    """Modules of the models package that a fresh process has imported after running the code."""
+def modules_after(preloaded, code: str) -> set[str]:
+    """Modules of the models package that a process without any of our code has imported after running the code."""
     script = (
         f"import json, sys\n{code}\nprint(json.dumps([m for m in sys.modules if m.startswith('calligram.models.')]))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = preloaded.run(script)
+    assert done.returncode == 0, done.stderr
     return {name.removeprefix("calligram.models.") for name in json.loads(done.stdout)}
 
 
-def test_a_matcher_is_imported_when_its_entry_is_read_and_no_other_is():
-    before = modules_after("from calligram.models import catalog; list(catalog.MATCHERS)")
+def test_a_matcher_is_imported_when_its_entry_is_read_and_no_other_is(preloaded):
+    before = modules_after(preloaded, "from calligram.models import catalog; list(catalog.MATCHERS)")
     assert before == {"catalog", "matcher"}
     built = "from calligram.models import catalog\n"
     built += "found = catalog.build({'matcher': 'vse', 'settings': {'vocabulary': 9, 'dim': 4, 'channels': [4]}})\n"
-    found = modules_after(f"{built}assert catalog.describe(found)['matcher'] == 'vse'")
+    found = modules_after(preloaded, f"{built}assert catalog.describe(found)['matcher'] == 'vse'")
     assert "vse" in found
     others = {catalog.MATCHERS.references[name].partition(":")[0] for name in catalog.MATCHERS if name != "vse"}
     assert not found & {module.removeprefix("calligram.models.") for module in others}

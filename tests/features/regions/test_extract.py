@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -162,15 +158,14 @@ extract.add_regions(Collection.open(sys.argv[1]), extract.ExtractionTask(Slow(5)
 """
 
 
-def test_a_killed_run_continues_and_gives_the_same_result(copy, tmp_path):
+def test_a_killed_run_continues_and_gives_the_same_result(copy, tmp_path, preloaded):
     shutil.copytree(copy.folder, tmp_path / "whole")
-    process = subprocess.Popen([sys.executable, "-c", SLOW, str(copy.folder)])
     deadline = time.monotonic() + 180
-    while len(list((copy.folder / ".regions").glob("grid@*/*.npz"))) < 3 and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    with preloaded.start(SLOW, copy.folder) as process:
+        while len(list((copy.folder / ".regions").glob("grid@*/*.npz"))) < 3 and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
     assert not Collection.open(copy.folder).has("proposals")
     counting = Counting(5)
     resumed = add_regions(Collection.open(copy.folder), ExtractionTask(counting, "grid", 5)).collection

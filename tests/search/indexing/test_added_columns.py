@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +10,6 @@ from pathlib import Path
 import pytest
 from PIL import ExifTags, Image, ImageDraw, ImageFont
 
-import calligram as package
 from calligram.errors import UserError
 from calligram.extras import install_command
 from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN
@@ -107,19 +103,14 @@ index_source(LibraryMatchers.load(run), photos, out, added={"text_in_picture": T
 """
 
 
-def test_a_killed_run_keeps_what_was_committed(small_run, models, tmp_path, photograph):
+def test_a_killed_run_keeps_what_was_committed(small_run, models, tmp_path, photograph, preloaded):
     for number in range(6):
         photograph(tmp_path / "photos" / f"{number}.jpg", number)
-    environment = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])}
-    arguments = [sys.executable, "-c", KILLED, small_run, tmp_path / "photos", tmp_path / "library"]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    while process.stdout.readline().strip() != "3":
-        assert process.poll() is None
-    time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    with preloaded.start(KILLED, small_run, tmp_path / "photos", tmp_path / "library") as process:
+        while process.stdout.readline().strip() != "3":
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.kill()
     kept = {name: text for name, text in texts(tmp_path / "library").items() if text}
     assert 2 <= len(kept) < 6
     assert all(text == f"text {name}" for name, text in kept.items())

@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -46,22 +44,15 @@ for line in sys.stdin:            # what is imported once is shared by all that 
 class Indexer:
     """A process that has everything imported and indexes in children of its own."""
 
-    def __init__(self, run, photos) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(run), str(photos)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, process) -> None:
+        self.process = process
         assert self._line() == "ready"
 
     def _line(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def run(self, out, kill_after: float) -> float:
         """Seconds it took; 0 when it was killed."""
-        assert self.process.stdin is not None
         self.process.stdin.write(f"{out}\n")
         self.process.stdin.flush()
         child, took = int(self._line()), 0.0
@@ -74,13 +65,11 @@ class Indexer:
 
 
 @pytest.fixture
-def indexer(small_run, photos, photograph):
+def indexer(small_run, photos, photograph, preloaded):
     for seed in range(12, 48):
         photograph(photos / f"more_{seed}.jpg", seed)
-    running = Indexer(small_run, photos)
-    yield running
-    running.process.kill()
-    running.process.wait()
+    with preloaded.start(SCRIPT, small_run, photos) as process:
+        yield Indexer(process)
 
 
 def everything(folder):

@@ -6,8 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -48,20 +46,13 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def writer_process(small_run, photos):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(small_run), str(photos), str(LIMIT)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.wait()
+def writer_process(small_run, photos, preloaded):
+    with preloaded.start(SCRIPT, small_run, photos, LIMIT) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
 
 
-def killed(process: subprocess.Popen, out, seconds: float) -> bool:
+def killed(process, out, seconds: float) -> bool:
     """Index, and kill the writer so long after its last commit of pictures; whether it was not done before."""
     process.stdin.write(f"{out}\n")
     process.stdin.flush()

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import signal
-import subprocess
-import sys
 import unicodedata
 
 import numpy as np
@@ -134,7 +132,7 @@ def test_a_searcher_over_milvus_finds_what_one_over_files_finds(models, photos, 
 
 
 def test_a_writer_that_is_killed_before_its_commit_leaves_nothing_in_milvus(
-    models, small_run, photos, tmp_path, photograph
+    models, small_run, photos, tmp_path, photograph, preloaded
 ):
     out, engine = tmp_path / "library", f"milvus:{tmp_path / 'milvus.db'}"
     new = photograph(tmp_path / "new.jpg", 30)
@@ -151,8 +149,8 @@ shutil.copy({str(new)!r}, photos / "new.jpg")
 writer.write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 run.index_source(models, photos, out, engine={engine!r})
 """
-    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+    ended = preloaded.run(script)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
     journal = out / "1" / "pending.json"
     assert journal.is_file()
     assert len(Library.open(out, index=engine).images) == 13  # the new vector is there, and no item has it

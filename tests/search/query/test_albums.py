@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -114,7 +110,7 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path):
     assert {id for album in read_albums(tmp_path) for id in album.pictures} == {str(n) for n in range(40)}
 
 
-def test_a_killed_writer_loses_no_answer(tmp_path):
+def test_a_killed_writer_loses_no_answer(tmp_path, preloaded):
     code = """
 import sys
 from pathlib import Path
@@ -123,11 +119,11 @@ for n in range(100_000):
     change_album(Path(sys.argv[1]), "Dogs", **{"reject" if n % 3 else "add": [str(n)]})
     print(n, flush=True)
 """
-    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    for _ in range(40):
-        assert writer.stdout.readline()
-    os.kill(writer.pid, signal.SIGKILL)
-    told = 40 + len(writer.communicate()[0].splitlines())
+    with preloaded.start(code, tmp_path) as writer:
+        for _ in range(40):
+            assert writer.stdout.readline()
+        writer.kill()
+        told = 40 + len(writer.stdout.read().splitlines())
     album = find_album(tmp_path, "Dogs")
     stored = {int(id) for id in (*album.pictures, *album.rejected)}
     assert stored in (set(range(told)), set(range(told + 1)))

@@ -6,9 +6,6 @@ import csv
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -109,7 +106,7 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path):
     assert {search.name for search in saved_searches(tmp_path)} == {f"search {n}" for n in range(40)}
 
 
-def test_a_killed_writer_leaves_a_whole_file(tmp_path):
+def test_a_killed_writer_leaves_a_whole_file(tmp_path, preloaded):
     code = """
 import sys
 from pathlib import Path
@@ -118,11 +115,10 @@ for n in range(100_000):
     save_search(Path(sys.argv[1]), SavedSearch(f"search {n % 50}", "a dog " * 50))
     print(n, flush=True)
 """
-    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    for _ in range(60):
-        assert writer.stdout.readline()
-    os.kill(writer.pid, signal.SIGKILL)
-    writer.communicate()
+    with preloaded.start(code, tmp_path) as writer:
+        for _ in range(60):
+            assert writer.stdout.readline()
+        writer.kill()
     assert len(saved_searches(tmp_path)) == 50
     save_search(tmp_path, DOGS)  # the lock of a dead process is free
     assert find_search(tmp_path, "Dogs") == DOGS
