@@ -110,24 +110,24 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def launch(rank: int, port: int, *arguments: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    return subprocess.Popen([sys.executable, str(HERE), *arguments], env=environment)
-
-
 @pytest.fixture(scope="module")
-def stepped(stored_tiny, spoken_tiny, tmp_path_factory) -> Path:
-    """Folders in which one process, and each of two, saved the results of each case; one launch for all, since
-    importing torch is slow.
-    """
+def stepped(stored_tiny, spoken_tiny, tmp_path_factory, preloaded) -> Path:
+    """Folders in which one process, and each of two, saved the results of each case; one launch for all."""
     out, threads = tmp_path_factory.mktemp("stepped"), torch.get_num_threads()
     folders = {"stored": str(stored_tiny.folder), "spoken": str(spoken_tiny.folder)}
     port = free_port()
-    started = [launch(rank, port, json.dumps(folders), str(out / f"two-{rank}")) for rank in (0, 1)]
-    take_steps(folders, out / "one")
-    torch.set_num_threads(threads)
-    assert [process.wait(300) for process in started] == [0, 0]
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    script = f"import runpy; runpy.run_path({str(HERE)!r}, run_name='__main__')"
+    with contextlib.ExitStack() as open_processes:
+        started = [
+            open_processes.enter_context(
+                preloaded.start(script, json.dumps(folders), out / f"two-{rank}", env={**common, "RANK": str(rank)})
+            )
+            for rank in (0, 1)
+        ]
+        take_steps(folders, out / "one")
+        torch.set_num_threads(threads)
+        assert [process.wait() for process in started] == [0, 0]
     return out
 
 
