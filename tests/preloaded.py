@@ -55,7 +55,8 @@ class PreloadedProcess:
     def kill(self) -> None:
         """Kill it with signal 9."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, signal.SIGKILL)
 
     def __enter__(self) -> PreloadedProcess:
         return self

@@ -6,8 +6,6 @@ import ast
 import json
 import re
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -162,7 +160,7 @@ def test_the_design_names_files_that_exist():
     assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 
 
-def measure(folder: Path) -> dict[str, dict[str, list[str]]]:
+def measure(folder: Path, preloaded) -> dict[str, dict[str, list[str]]]:
     """Train, index, search and send a request on tiny data in a process of its own."""
     from calligram.scenes.generate import generate_scenes
 
@@ -177,13 +175,13 @@ def measure(folder: Path) -> dict[str, dict[str, list[str]]]:
         ["request", library, "a dog on the beach"],
     ]
     words = [word for work in works for word in ("--", *work)]
-    done = subprocess.run([sys.executable, str(FILES_ENTERED), *words], capture_output=True, text=True)
+    done = preloaded.run(f"import runpy; runpy.run_path({str(FILES_ENTERED)!r}, run_name='__main__')", *words)
     assert done.returncode == 0, done.stderr
     return dict(zip(MAX_FILES_ENTERED, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
-def test_files_entered_and_modules_imported(tmp_path):
-    reports = measure(tmp_path)
+def test_files_entered_and_modules_imported(tmp_path, preloaded):
+    reports = measure(tmp_path, preloaded)
     counts = {work: len(report["entered"]) for work, report in reports.items()}
     imported = reports["train"]["imported"]
     for work, report in reports.items():

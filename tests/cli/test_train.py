@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -43,21 +41,18 @@ def test_settings_are_shown_with_their_values(calligram):
     assert "(linear, paper, release)" in printed
 
 
-def test_a_stopped_training_prints_how_to_continue(tiny, small, tmp_path):
+def test_a_stopped_training_prints_how_to_continue(tiny, small, tmp_path, preloaded):
     out = tmp_path / "run"
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # not so in the background
-    command = [sys.executable, "-c", f"{listens}; from calligram.cli.main import main; main()"]
-    asked = [*command, "train", "vse", str(tiny.folder), "--out", str(out), "--set", "epochs=100000", *small]
-    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
+    asked = ["train", "vse", tiny.folder, "--out", out, "--set", "epochs=100000", *small]
+    code, errors = f"{listens}; from calligram.cli.main import main; main()", tmp_path / "errors"
+    with preloaded.start(code, *asked, env=PLAIN, errors=errors) as process:
         until = time.monotonic() + 180
         while not list((out / "state").glob("*")) and time.monotonic() < until:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        try:
-            printed, complained = process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert process.returncode == 130, complained
+        os.kill(process.pid, signal.SIGINT)
+        printed = process.stdout.read()
+        assert process.wait() == 130, errors.read_text()
     assert f"stopped; the same command with --resume continues {out}" in printed.replace("\n", "")
 
 

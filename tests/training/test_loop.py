@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -103,15 +101,11 @@ for line in sys.stdin:            # what is imported once is shared by all that 
 
 
 @pytest.fixture(scope="module")
-def trainer():
+def trainer(preloaded):
     """A process with all imports done, which runs the command in child processes."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
+    threads = f"import torch; torch.set_num_threads({torch.get_num_threads()})"
+    with preloaded.start(f"{threads}\n{TRAINER}", errors=Path(os.devnull)) as process:
         yield process
-        process.kill()
 
 
 KILLED = ("epochs=5", "warmup_epochs=2", "save_steps=1")
@@ -124,7 +118,7 @@ def whole(tiny, tmp_path_factory):
     return out, run(tiny, out, *KILLED)
 
 
-def killed_after(steps: int, tiny: Collection, out: Path, trainer: subprocess.Popen[str]) -> bool:
+def killed_after(steps: int, tiny: Collection, out: Path, trainer) -> bool:
     """Train, and kill the process when so many steps are stored; whether it was not done before."""
     flags = [flag for change in (*SMALL, *KILLED) for flag in ("--set", change)]
     command = ["train", "vse", str(tiny.folder), "--out", str(out), "--device", "cpu", *flags]
