@@ -30,7 +30,7 @@ from calligram.studies.tables import (
 
 LEADERBOARD_ROWS, OTHER_ROWS = 10, 1
 """number of rows on the leaderboard of the collection with most rows, and of each other collection"""
-ADVICE_ROWS = 15
+ADVICE_ROWS = 13
 """number of pieces of advice in a table; the others follow in a sentence"""
 NAME_LENGTH = 60
 """longest name of a row on the leaderboard, in characters"""
