@@ -2,9 +2,8 @@
 
 Python runs one thread of a process at a time, and a fifth of the time that a picture takes is spent in Python. So the
 threads of one process use about five cores: on 16 cores they decoded 0.34 of what 16 times one core does. With three
-cores or more, processes decode. One process imports what they need, without torch and Arrow, and forks the others:
-sixteen processes that each import it take 8 seconds of processor time, as much as 2,000 pictures, and one that forks
-takes 0.4. Threads decode until the processes have started. Pixels come back in shared memory, without a pipe.
+cores or more, processes decode. One process imports what they need, without torch and Arrow, and forks the others, so
+that the imports are done once. Threads decode until the processes have started. Pixels come back in shared memory.
 """
 
 from __future__ import annotations

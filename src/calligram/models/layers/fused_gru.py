@@ -1,7 +1,7 @@
 """Triton kernels of ``AttendingGRU`` on a GPU: the attention of a word and the gates of a GRU, in both directions.
 
-A word then takes two of these kernels and two matrix products, in place of about twenty small kernels. Values are read
-and written in the precision of the tensors; everything else is in float32.
+A word then takes two of these kernels and two matrix products, in place of many small kernels. Values are read and
+written in the precision of the tensors; everything else is in float32.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ def tanh(values):
 
 
 @triton.jit
+def region_values(source, row, region, column, exists, regions, H: tl.constexpr):
+    """Values of all regions of a row, for some dimensions: (R, K)."""
+    at = source + (row * regions + region[:, None]) * H + column[None, :]
+    return tl.load(at, mask=exists, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def inner_values(keys, projection, row, region, column, exists, regions, H: tl.constexpr):
     """tanh(f_r + Q h) of a row, for some dimensions: (R, K)."""
     query = tl.load(projection + row * 4 * H + column, mask=column < H, other=0.0).to(tl.float32)
-    at = keys + (row * regions + region[:, None]) * H + column[None, :]
-    return tanh(tl.load(at, mask=exists, other=0.0).to(tl.float32) + query[None, :])
+    return tanh(region_values(keys, row, region, column, exists, regions, H) + query[None, :])
 
 
 @triton.jit(do_not_specialize=["regions"])
@@ -59,8 +65,8 @@ def attend_row(projection, keys, encoded, real, energy, weights, context, region
     for start in range(0, H, K):
         column = start + offset
         exists = some[:, None] & (column < H)[None, :]
-        values = tl.load(encoded + (row * regions + region[:, None]) * H + column[None, :], mask=exists, other=0.0)
-        found = tl.sum(shares[:, None] * values.to(tl.float32), 0)
+        values = region_values(encoded, row, region, column, exists, regions, H)
+        found = tl.sum(shares[:, None] * values, 0)
         tl.store(context + row * H + column, found.to(context.dtype.element_ty), mask=column < H)
 
 
@@ -74,9 +80,9 @@ def attend_row_backward(grad_context, projection, keys, encoded, real, energy, w
     for start in range(0, H, K):
         column = start + offset
         exists = some[:, None] & (column < H)[None, :]
-        values = tl.load(encoded + (row * regions + region[:, None]) * H + column[None, :], mask=exists, other=0.0)
+        values = region_values(encoded, row, region, column, exists, regions, H)
         gradient = tl.load(grad_context + row * H + column, mask=column < H, other=0.0).to(tl.float32)
-        grad_weights += tl.sum(values.to(tl.float32) * gradient[None, :], 1)
+        grad_weights += tl.sum(values * gradient[None, :], 1)
     shares = tl.load(weights + row * regions + region, mask=some, other=0.0).to(tl.float32)
     grad_logits = shares * (grad_weights - tl.sum(shares * grad_weights, 0))
     # Without any real region the weights of padding are not zero, but they do not depend on the state.

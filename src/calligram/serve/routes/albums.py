@@ -40,7 +40,7 @@ class AlbumAnswer(BaseModel):
     """An album."""
 
     name: str
-    pictures: int = Field(ge=0, description="Number of its pictures, also of those that left the library.")
+    pictures: int = Field(ge=0, description="Number of its pictures, including those no longer in the library.")
     rejected: int = Field(ge=0, description="Number of pictures that do not belong to it.")
     cover: str | None = Field(description="Id of its first picture.")
 
