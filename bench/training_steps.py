@@ -11,6 +11,7 @@ from statistics import median
 import torch
 from rows import Row, row
 
+from calligram.data.collection import Collection
 from calligram.device import device_named
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
@@ -28,7 +29,7 @@ NETWORKS = {
 """folders of networks among the assets"""
 
 
-def loop_against_bare(name: str, settings: list[str], images: int, size: int) -> list[Row]:
+def loop_against_bare(name: str, settings: list[str], collection: Collection) -> list[Row]:
     """Steps of the loop against the bare forward and backward passes of the same network on one fixed batch.
 
     The loop does more: it draws and augments batches, clips gradients, steps the optimiser and averages weights.
@@ -36,7 +37,6 @@ def loop_against_bare(name: str, settings: list[str], images: int, size: int) ->
     preset, device = PRESETS["vse"], device_named()
     chosen = resolve(preset.defaults, settings)
     with tempfile.TemporaryDirectory() as folder:
-        collection = generate_scenes(Path(folder) / "scenes", images=images, size=size)
         plan = preset.recipe.plan(chosen, collection, RunContext(device))
         plan.matcher.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         stage = plan.stages[-1]
@@ -86,25 +86,26 @@ def wait(device: torch.device) -> None:
 
 
 def training() -> list[Row]:
-    return loop_against_bare("default vse on scenes", [], 1000, 96)
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = generate_scenes(Path(folder) / "scenes", images=1000, size=96)
+        return loop_against_bare("default vse on scenes", [], scenes)
 
 
 def end_to_end() -> list[Row]:
     """Pretrained backbones, trained with mixed precision where there is an accelerator; one of them on a CPU."""
-    networks = NETWORKS if torch.cuda.is_available() else dict(list(NETWORKS.items())[:1])
-    return [row for name, folder in networks.items() for row in _end_to_end(name, folder)]
-
-
-def _end_to_end(name: str, folder: str) -> list[Row]:
-    settings = [
-        f"image.backbone={Path(os.environ[ASSETS]) / 'models' / folder}",
-        "image.train=true",
-        "image.crop=0.5",
-        "image.flip=true",
-        "image.jitter=0.3",
-    ]
-    if torch.cuda.is_available():
-        return loop_against_bare(
-            f"{name} end to end", [*settings, "precision=bf16", "batch=128", "epoch_of=pairs", "texts=1"], 6400, 224
-        )
-    return loop_against_bare(f"{name} end to end", [*settings, "batch=16"], 200, 224)
+    cuda = torch.cuda.is_available()
+    networks = NETWORKS if cuda else dict(list(NETWORKS.items())[:1])
+    batches = ["precision=bf16", "batch=128", "epoch_of=pairs", "texts=1"] if cuda else ["batch=16"]
+    with tempfile.TemporaryDirectory() as folder:
+        scenes = generate_scenes(Path(folder) / "scenes", images=6400 if cuda else 200, size=224)
+        rows = []
+        for name, network in networks.items():
+            settings = [
+                f"image.backbone={Path(os.environ[ASSETS]) / 'models' / network}",
+                "image.train=true",
+                "image.crop=0.5",
+                "image.flip=true",
+                "image.jitter=0.3",
+            ]
+            rows += loop_against_bare(f"{name} end to end", [*settings, *batches], scenes)
+    return rows
