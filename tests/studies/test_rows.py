@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from calligram.data.write_collection import write_draft
+from calligram.errors import UserError
 from calligram.features.images.backbones import BackboneInput
 from calligram.features.texts.fisher_vectors import FisherVectorizer
 from calligram.features.texts.fitted_vectors import fitted_text
@@ -164,7 +165,7 @@ def test_an_interrupt_stops_all_processes(tiny, tmp_path):
 
 
 def planned(study: Study, tiny, folder: Path, **options) -> list[tuple[str, int]]:
-    given = {"results": folder / "results", "runs": folder / "runs", "seeds": 3, "hardware": "h", **options}
+    given = {"results": folder / "results", "runs": folder / "runs", "seeds": range(3), "hardware": "h", **options}
     return [(row.job.row.name, row.job.seed) for row in plan_rows(study, tiny, **given)]
 
 
@@ -199,18 +200,30 @@ def test_rows_that_are_pairs_on_other_hardware_are_not_run_again(tiny, tmp_path)
             Result("vse", settings_of(study.row(name)), seed, tiny.name, "test", {}, {}, 1.0, 1.0, where, "c", "x",
                    study=f"paper: {name}"),
         )  # fmt: skip
-    assert planned(study, tiny, tmp_path, seeds=2) == [("a", 1), ("b", 1), ("a", 0), ("exact", 0)]
-    assert planned(study, tiny, tmp_path, seeds=2, hardware="there") == [("b", 1), ("exact", 0)]
+    assert planned(study, tiny, tmp_path, seeds=range(2)) == [("a", 1), ("b", 1), ("a", 0), ("exact", 0)]
+    assert planned(study, tiny, tmp_path, seeds=range(2), hardware="there") == [("b", 1), ("exact", 0)]
+    assert planned(study, tiny, tmp_path, seeds=range(2, 3)) == [("a", 2), ("b", 2), ("exact", 0)]
+
+
+def test_seeds_from_a_first_one_need_some_seed(tiny, tmp_path):
+    with pytest.raises(UserError, match="no seed is left"):
+        reproduce_study(
+            STUDY, tiny, seeds=2, first_seed=2, results=tmp_path / "results", runs=tmp_path / "runs", changes=LONG
+        )
 
 
 def test_chosen_rows_bring_the_rows_that_they_need(tiny, tmp_path):
-    assert planned(STUDY, tiny, tmp_path, seeds=1, only=("tau*", "o?d")) == [("new", 0), ("taught", 0), ("old", 0)]
+    assert planned(STUDY, tiny, tmp_path, seeds=range(1), only=("tau*", "o?d")) == [
+        ("new", 0),
+        ("taught", 0),
+        ("old", 0),
+    ]
     # A result does not replace the run that another row reads; it is trained again and not recorded twice.
     append_result(
         tmp_path / "results" / "paper.jsonl",
         Result("vse", settings_of(ROWS[1]), 0, tiny.name, "test", {}, {}, 1.0, 1.0, "h", "c", "x", study="paper: new"),
     )
-    given = {"results": tmp_path / "results", "runs": tmp_path / "runs", "hardware": "h", "seeds": 1}
+    given = {"results": tmp_path / "results", "runs": tmp_path / "runs", "hardware": "h", "seeds": range(1)}
     rows = plan_rows(STUDY, tiny, only=("taught",), **given)
     assert [(row.job.row.name, row.recorded) for row in rows] == [("new", True), ("taught", False)]
     folder = rows[0].job.folder()
@@ -219,7 +232,7 @@ def test_chosen_rows_bring_the_rows_that_they_need(tiny, tmp_path):
     (folder / "run.json").write_text("{}")
     assert not Run(folder).complete
     (folder / "run.json").write_text('{"seconds": 1}')
-    assert planned(STUDY, tiny, tmp_path, seeds=1, only=("taught",)) == [("taught", 0)]
+    assert planned(STUDY, tiny, tmp_path, seeds=range(1), only=("taught",)) == [("taught", 0)]
 
 
 def test_inputs_of_several_rows_are_made_once_before_the_rows(

@@ -261,6 +261,9 @@ def reproduce(
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this many minutes.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2 and so on.")] = 3,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="Leave out runs with smaller seeds, to divide seeds among machines.")
+    ] = 0,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting for every row, as key=value. The settings of the row have priority."),
@@ -306,6 +309,7 @@ def reproduce(
                 results=results,
                 runs=runs,
                 seeds=seeds,
+                first_seed=first_seed,
                 budget_minutes=budget_minutes,
                 changes=tuple(set_ or ()),
                 only=tuple(only or ()),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
-from calligram.errors import unknown
+from calligram.errors import UserError, unknown
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.progress import silent
 from calligram.recipes.catalog import find_preset
@@ -86,6 +86,7 @@ def reproduce_study(
     results: Path,
     runs: Path,
     seeds: int = 3,
+    first_seed: int = 0,
     budget_minutes: float | None = None,
     changes: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
@@ -102,6 +103,8 @@ def reproduce_study(
     Args:
         study: one study, or several whose rows run side by side; rows of the first one are first.
         runs: folder of the run folders; a stopped row is resumed there.
+        seeds: number of seeds of each row, counted from 0.
+        first_seed: runs with smaller seeds are left to another machine.
         changes: settings of every row, such as a shorter schedule; they are part of the recorded settings.
         only: patterns of names of rows, such as ``phrases*`` or ``aoq: vse*``; all rows where empty. Rows that they
             need are run too.
@@ -114,11 +117,17 @@ def reproduce_study(
     _check_patterns(studies, only)
     context = context or RunContext(device_named())
     hardware = device_name(context.device, None if workers == 0 else 1)
+    wanted = range(first_seed, seeds)
+    if not wanted:
+        raise UserError(
+            f"no seed is left: the seeds are below {seeds}, and the first one is {first_seed}; "
+            f"give a first seed below {seeds}, or more seeds"
+        )
     rows = [
         row
         for one in studies
         for row in plan_rows(
-            one, collection, results=results, runs=runs, hardware=hardware, seeds=seeds, changes=changes, only=only
+            one, collection, results=results, runs=runs, hardware=hardware, seeds=wanted, changes=changes, only=only
         )
     ]
     began = time.monotonic()
@@ -184,7 +193,7 @@ def plan_rows(
     results: Path,
     runs: Path,
     hardware: str,
-    seeds: int,
+    seeds: range,
     changes: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
 ) -> list[RowState]:
@@ -213,7 +222,7 @@ def plan_rows(
     def missing(*names: str) -> list[tuple[str, int]]:
         runs_to_do: dict[tuple[str, int], None] = {}
         exact = {name for name in names if study.row(name).deterministic}
-        for seed in range(1 if exact == set(names) else seeds):
+        for seed in seeds[:1] if exact == set(names) else seeds:
             of_rows = {name: 0 if name in exact else seed for name in names}  # one run of an exact row is enough
             places = [{h for n, s, h in done if (n, s) == key} for key in of_rows.items()]
             if not set.intersection(*places):

@@ -39,6 +39,14 @@ def interpreted(monkeypatch):
         lambda self, one, two, *others: multiply(self, in_float32(one), in_float32(two), *others),
     )
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)
+    before, missing, set_attribute = {}, object(), interpreter._LangPatchScope.set_attr
+
+    def remember(scope, owner, name, value):
+        """The interpreter replaces functions of Triton, and leaves some of them so; kernels then do not compile."""
+        before.setdefault((owner, name), getattr(owner, name, missing))
+        set_attribute(scope, owner, name, value)
+
+    monkeypatch.setattr(interpreter._LangPatchScope, "set_attr", remember)
     # If Triton was imported before the variable was set, its own functions are still compiled ones.
     monkeypatch.setattr(tl, "sum", lambda values, axis: tl.reduce(values, axis, tl.standard._sum_combine))
     monkeypatch.setattr(tl, "max", lambda values, axis: tl.reduce(values, axis, tl.standard._elementwise_max))
@@ -52,4 +60,9 @@ def interpreted(monkeypatch):
         found[name] = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, spec.name, found[name])
         spec.loader.exec_module(found[name])
-    return found
+    yield found
+    for (owner, name), value in before.items():
+        if value is not missing:
+            setattr(owner, name, value)
+        elif hasattr(owner, name):
+            delattr(owner, name)

@@ -204,4 +204,4 @@ def test_kernels_on_cuda_equal_the_plain_path_in_float64(how, directions, shape,
     # Rounding selects other parts where bfan's focus is at its limit, and another side of a clip at zero. Among the
     # 16,384 pairs of the largest shape there are some: on an H200 up to 74 in bfloat16 and 8 in float32.
     bounds = (0.1 if how.focal != "none" else 0.02, 0.5) if lower else (1e-4, 1e-3)
-    assert_alike(fused, exact, *bounds, others=(0.01 if lower else 0.001) if shape not in SHAPES else 0.0)
+    assert_alike(fused, exact, *bounds, others=(0.01 if lower else 0.002) if shape not in SHAPES else 0.0)

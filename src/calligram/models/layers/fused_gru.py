@@ -106,7 +106,8 @@ def attend_row_backward(grad_context, projection, keys, encoded, real, energy, w
 def gates_block(gate_inputs, projection, state, gates, after, H: tl.constexpr, B: tl.constexpr):
     """Gates of the GRU and its next state, for some dimensions of a row."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
-    exists, kind = column < H, after.dtype.element_ty
+    exists = column < H
+    kind: tl.constexpr = after.dtype.element_ty
     by_input, by_state = gate_inputs + row * 3 * H + column, projection + row * 4 * H + H + column
     reset = sigmoid(tl.load(by_input, mask=exists, other=0.0).to(tl.float32)
                     + tl.load(by_state, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
@@ -127,7 +128,8 @@ def gates_block_backward(grad_states, grad_state, gates, projection, state, grad
                          H: tl.constexpr, B: tl.constexpr):  # fmt: skip
     """Gradients of the gates for some dimensions of a row."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * B + tl.arange(0, B)
-    exists, kind, place = column < H, kept.dtype.element_ty, row * H + column
+    exists, place = column < H, row * H + column
+    kind: tl.constexpr = kept.dtype.element_ty
     gradient = (tl.load(grad_states + place, mask=exists, other=0.0).to(tl.float32)
                 + tl.load(grad_state + place, mask=exists, other=0.0).to(tl.float32))  # fmt: skip
     at = gates + row * 3 * H + column
