@@ -16,10 +16,10 @@ from calligram.models.layers import attending_gru, cross_attention
 @pytest.fixture
 def interpreted(monkeypatch):
     """Modules of kernels that the interpreter runs, also for tensors of the CPU; by the last part of their names."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     import triton.language as tl
     from triton.runtime import interpreter
 
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # after the import, or Triton's own functions never compile again
     multiply, patch_tensor = interpreter.InterpreterBuilder.create_dot, interpreter._patch_lang_tensor
 
     def in_float32(handle):
@@ -47,7 +47,7 @@ def interpreted(monkeypatch):
         set_attribute(scope, owner, name, value)
 
     monkeypatch.setattr(interpreter._LangPatchScope, "set_attr", remember)
-    # If Triton was imported before the variable was set, its own functions are still compiled ones.
+    # Triton's own functions are compiled ones.
     monkeypatch.setattr(tl, "sum", lambda values, axis: tl.reduce(values, axis, tl.standard._sum_combine))
     monkeypatch.setattr(tl, "max", lambda values, axis: tl.reduce(values, axis, tl.standard._elementwise_max))
     monkeypatch.setattr(device, "_KERNEL_STATES", {})
