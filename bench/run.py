@@ -253,22 +253,30 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
 
 
 def main() -> None:
-    rows: list[Row] = []
-    for work in chosen_work():
-        rows += in_a_process(work)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {versions}"
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.get_device_name()}, {hardware}"
     RESULTS.parent.mkdir(exist_ok=True)
     target = RESULTS.with_name("bench-gpu.json") if torch.cuda.is_available() else RESULTS
-    if sys.argv[1:] and target.is_file():
-        # A partial run replaces its own rows and keeps the others.
-        fresh = {r["what"] for r in rows}
-        rows = [r for r in json.loads(target.read_text(encoding="utf-8"))["rows"] if r["what"] not in fresh] + rows
-    content = {"hardware": hardware, "commit": commit(), "command": "make bench", "rows": rows}
-    target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    kept = earlier_rows(target) if sys.argv[1:] and target.is_file() else []
+    rows: list[Row] = []
+    for work in chosen_work():
+        rows += [{**found, "commit": commit()} for found in in_a_process(work)]
+        fresh = {found["what"] for found in rows}
+        content = {
+            "hardware": hardware,
+            "command": "make bench",
+            "rows": [r for r in kept if r["what"] not in fresh] + rows,
+        }
+        target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"written: {target}")
+
+
+def earlier_rows(file: Path) -> list[Row]:
+    """Rows that a partial run keeps where it does not replace them, each with the commit that it was measured with."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return [{"commit": content.get("commit", ""), **found} for found in content["rows"]]
 
 
 if __name__ == "__main__":
