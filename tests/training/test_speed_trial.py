@@ -47,12 +47,30 @@ def test_a_trial_selects_graphs_where_they_are_faster(monkeypatch, seconds, chos
     def work():
         torch.autograd.backward(sum(found.objective(found.matcher, found.batch()).values()))
 
-    ways = clock.run(trial, 40, work)
+    ways = clock.run(trial, 60, work)
     assert ways[:13] == ["plain"] * 13
     assert ways[13:26] == ["graphs"] * 13
-    assert set(ways[26:]) == {chosen}
+    assert ways[26:39] == ["plain"] * 13
+    assert set(ways[39:]) == {chosen}
     assert reports == [{"chosen": chosen, "milliseconds": {"plain": 40.0, "graphs": 1000.0 * seconds}}]
     assert not switches._GRAPHS.on
+
+
+@pytest.mark.usefixtures("stepped")
+@pytest.mark.parametrize(("factor", "chosen"), [(4.0, "graphs"), (0.25, "plain")])
+def test_a_machine_that_changes_its_speed_does_not_change_the_choice(monkeypatch, factor, chosen, trained):
+    """Other runs begin, or end, before the second way is timed."""
+    fast, slow = {"plain": 0.04, "graphs": 0.03}, {"plain": 0.04, "graphs": 0.06}
+    seconds = fast if chosen == "graphs" else slow
+    found, clock = trained(), Clock(monkeypatch, **seconds)
+    trial, reports = trial_of(found.objective, 1000)
+
+    def work():
+        torch.autograd.backward(sum(found.objective(found.matcher, found.batch()).values()))
+
+    assert set(clock.run(trial, 13, work)) == {"plain"}
+    clock.seconds = {name: factor * each for name, each in seconds.items()}
+    assert clock.run(trial, 60, work)[-1] == reports[0]["chosen"] == chosen
 
 
 @pytest.mark.parametrize(("share", "tried"), [(0.05, True), (0.2, False)])

@@ -40,7 +40,8 @@ class SpeedTrial:
     """Takes the first steps of a stage in several ways, and the others in the fastest of them.
 
     All ways take the same steps up to rounding. Steps without graphs and compilation come first. Graphs, then
-    compilation, are tried where the rest of the stage is long enough to gain more than they cost.
+    compilation, are tried where the rest of the stage is long enough to gain more than they cost. After each of them
+    the best way so far is timed again: another run may have begun or ended on the GPU in between.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class SpeedTrial:
         self._compile_seconds = 0.0
         """how long it takes to compile what the steps contain; 0 if nothing can be compiled"""
         self._trying: Way | None = Way()
+        self._compared: Way | None = None
+        """the way that was timed last, while the best one before it is timed again"""
         self._seconds: dict[Way, float] = {}
         self._times: list[float] = []
         self._tried = 0
@@ -95,8 +98,12 @@ class SpeedTrial:
     def _end_way(self, way: Way) -> None:
         if len(self._times) >= TIMED_STEPS:  # fewer, where shapes rarely repeat or the capture failed
             self._seconds[way] = median(self._times)
+        self._times, self._tried = [], 0
+        if self._compared is None and way != self.chosen and way in self._seconds and self._left:
+            self._compared, self._trying = way, self.chosen
+            return
         self.chosen = min(self._seconds, key=self._seconds.__getitem__, default=Way())
-        self._trying, self._times, self._tried = self._next_way(way), [], 0
+        self._trying, self._compared = self._next_way(self._compared or way), None
         if self._trying is None:
             times = {each.name: round(1000 * seconds, 3) for each, seconds in self._seconds.items()}
             self._report({"chosen": self.chosen.name, "milliseconds": times})
