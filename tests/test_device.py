@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from calligram import device as switches
 from calligram.device import (
     compile_if_enabled,
+    kernel_states,
     network_precision,
     seed_random_numbers,
     use_compile,
@@ -129,12 +131,16 @@ def test_a_function_that_cannot_be_compiled_runs_anyway_and_is_logged_once(monke
         return called
 
     monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(switches, "_KERNEL_STATES", {})
     twice = compile_if_enabled(1)(lambda x: 2 * x)
     with use_compile(), caplog.at_level(logging.INFO):
         assert [twice(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2]] * 2
     (record,) = caplog.records
     expected = "<lambda> cannot be compiled and runs without compilation: no compiler (test_device.py, line "
     assert record.message.startswith(expected)
+    ((name, state),) = kernel_states().items()
+    assert name == "compiled <lambda>"
+    assert state.startswith("plain: no compiler (test_device.py")
 
 
 def test_errors_of_a_compiled_function_are_raised(traced):

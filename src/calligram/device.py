@@ -249,6 +249,7 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
                     raise
                 reason = first_error(error)
                 log.info("%s cannot be compiled and runs without compilation: %s", function.__name__, reason)
+                _KERNEL_STATES[f"compiled {function.__name__}"] = f"plain: {reason}"
                 compiled[0] = function
                 return function(*args, **kwargs)
 
