@@ -103,11 +103,9 @@ def reproduce_study(
     Args:
         study: one study, or several whose rows run side by side; rows of the first one are first.
         runs: folder of the run folders; a stopped row is resumed there.
-        seeds: number of seeds of each row, counted from 0.
-        first_seed: runs with smaller seeds are left to another machine.
+        first_seed: of the ``seeds`` seeds of a row, counted from 0, smaller ones are left to another machine.
         changes: settings of every row, such as a shorter schedule; they are part of the recorded settings.
-        only: patterns of names of rows, such as ``phrases*`` or ``aoq: vse*``; all rows where empty. Rows that they
-            need are run too.
+        only: patterns of rows, such as ``phrases*`` or ``aoq: vse*``; rows that they need are run too. Empty for all.
         workers: largest number of rows that run side by side, in processes with one thread each; None for one for each
             core. On a GPU, fewer run where memory is short. 0 runs one row after another in this process, where the
             first error stops everything.
@@ -117,12 +115,7 @@ def reproduce_study(
     _check_patterns(studies, only)
     context = context or RunContext(device_named())
     hardware = device_name(context.device, None if workers == 0 else 1)
-    wanted = range(first_seed, seeds)
-    if not wanted:
-        raise UserError(
-            f"no seed is left: the seeds are below {seeds}, and the first one is {first_seed}; "
-            f"give a first seed below {seeds}, or more seeds"
-        )
+    wanted = _seed_range(first_seed, seeds)
     rows = [
         row
         for one in studies
@@ -162,6 +155,16 @@ def reproduce_study(
         verdicts += judge_claims(one, collection.name, results, changes)
     store_verdicts(verdicts, results / CLAIMS_FILE)
     return verdicts
+
+
+def _seed_range(first: int, seeds: int) -> range:
+    """Return the seeds to run; refuse a first seed that leaves none."""
+    if first >= seeds:
+        raise UserError(
+            f"no seed is left: the seeds are below {seeds}, and the first one is {first}; "
+            f"give a first seed below {seeds}, or more seeds"
+        )
+    return range(first, seeds)
 
 
 def _check_patterns(studies: Sequence[Study], only: Sequence[str]) -> None:
