@@ -22,16 +22,13 @@ from calligram.models.layers.fused_unit import (
     unit_after_attention,
 )
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
-from calligram.models.layers.transformer_unit import PreparedItems
-from calligram.models.mmca import MMCA, MMCASettings, PairModule
+from calligram.models.mmca import MMCA, MMCASettings, PairModule, Prepared
 
 UNIT_TILES = [Tile(*each) for each in product((64, 128), (32, 64), (4, 8, 16), (1, 2, 3))]
 NGRAM_TILES = [Tile(*each) for each in product((64, 128), (16, 32, 64), (4, 8), (2, 3))]
 
 
-def pieces(
-    module: PairModule, images: PreparedItems, texts: PreparedItems
-) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+def pieces(module: PairModule, images: Prepared, texts: Prepared) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield names and functions: attention of each side, and the fused kernels with their own tiles and others."""
     unit = module.unit
     shares = images.mask / images.mask.sum(-1, keepdim=True)
@@ -40,10 +37,10 @@ def pieces(
     yield "attention of words to regions", lambda: unit.attend(texts, images)
 
     def of_images(tile: Tile) -> Tensor:
-        return unit_after_attention(unit, to_texts, images.attended, images.parts, shares, pool=True, tile=tile)
+        return unit_after_attention(unit, to_texts, images.parts, shares, pool=True, tile=tile)
 
     def of_texts(tile: Tile) -> Tensor:
-        return unit_after_attention(unit, to_images, texts.attended, texts.parts, texts.mask, pool=False, tile=tile)
+        return unit_after_attention(unit, to_images, texts.parts, texts.mask, pool=False, tile=tile)
 
     words = of_texts(UNIT_TILE)
     best = best_ngrams(module.ngrams, words, texts.mask)

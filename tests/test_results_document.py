@@ -13,8 +13,7 @@ import pytest
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Grid, Table
 from calligram.studies.report import PAGES, write_report
-from calligram.studies.results import append_result, read_results, row_key, settings_of
-from calligram.studies.verdicts import judge_results
+from calligram.studies.results import append_result, judge_results, read_results, row_key, settings_of
 
 ROOT = Path(__file__).parent.parent
 MAX_LINES = 400

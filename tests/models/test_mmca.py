@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from calligram.errors import UserError
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models import catalog
+from calligram.models.layers.text_cnn import NgramText
 from calligram.models.layers.towers import TextArchitecture
-from calligram.models.layers.transformer_unit import NgramText, TransformerUnit
+from calligram.models.layers.transformer_unit import TransformerUnit
 from calligram.models.matcher import stack
 from calligram.models.mmca import drop_regions
 
@@ -149,7 +150,7 @@ def test_own_parts_have_the_weight_of_one_softmax_over_all_parts(large):
     looking = unit.prepare_items(one, real[0]), unit.prepare_items(two, real[1])
     each = torch.arange(2)
     for (who, seen), expected in ((looking, together[:, :4]), (looking[::-1], together[:, 4:])):
-        found = unit.merge_own(unit.attend(who, seen), who.attended, who.parts)
+        found = unit.feed_forward(who.parts, unit.attend(who, seen))
         torch.testing.assert_close(found[each, each], expected)
     projected = unit.project_items(one, real[0]), unit.project_items(two, real[1])
     torch.testing.assert_close(unit.feed_forward(torch.cat([one, two], 1), unit.attend_stacked(*projected)), together)

@@ -13,9 +13,8 @@ from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.report import write_report
 from calligram.studies.reproduce import reproduce_study
-from calligram.studies.results import Result, append_result, read_results, recorded_command
+from calligram.studies.results import Result, append_result, judge_claims, read_results, recorded_command
 from calligram.studies.rows import with_row_folder
-from calligram.studies.verdicts import judge_claims
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",

@@ -16,8 +16,16 @@ from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import as_plain
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Claim, Measurement, Row, Study, judge, paired
-from calligram.studies.results import Result, append_result, has_collapsed, read_results, result_line, settings_of
-from calligram.studies.verdicts import judge_claims, judge_results
+from calligram.studies.results import (
+    Result,
+    append_result,
+    has_collapsed,
+    judge_claims,
+    judge_results,
+    read_results,
+    result_line,
+    settings_of,
+)
 from calligram.training.runs import Run
 
 RESULTS = Path(__file__).parent.parent.parent / "results"

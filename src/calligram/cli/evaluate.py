@@ -341,7 +341,7 @@ def report(
     from calligram.errors import UserError
     from calligram.studies.catalog import STUDIES
     from calligram.studies.report import write_report
-    from calligram.studies.verdicts import judge_results
+    from calligram.studies.results import judge_results
 
     if not results.is_dir():
         raise UserError(f"{results} is not a folder of results; give the folder with --results")

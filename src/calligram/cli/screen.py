@@ -212,11 +212,13 @@ class RowTable:
         self._live.update(row_table(rows, max(errors.height - ROW_TABLE_MARGIN, 3)), refresh=True)
 
     def _print_lines(self, rows: Sequence[RowState]) -> None:
-        """Print a line when a row starts, and then every half minute."""
-        for number, row in enumerate(rows):
-            state, printed = self._printed.get(number, ("waiting", 0.0))
-            now = time.monotonic()
-            if row.state == "running" and (state != "running" or now - printed > ROW_LINE_SECONDS):
+        """Print a line when a row starts, and then every half minute; without a running row, of one that waits."""
+        running = [number for number, row in enumerate(rows) if row.state == "running"]
+        waiting = [number for number, row in enumerate(rows) if row.state == "waiting" and row.doing]
+        for number in running or waiting[:1]:
+            row, now = rows[number], time.monotonic()
+            state, printed = self._printed.get(number, ("", 0.0))
+            if state != row.state or now - printed > ROW_LINE_SECONDS:
                 dev = f", dev {row.dev[-1]:.1f}" if row.dev else ""
                 left = f", {_duration(row.left)} left" if row.left is not None else ""
                 print(f"{row.job.title}: {row.doing}{dev}{left}", file=sys.stderr, flush=True)

@@ -13,8 +13,14 @@ from calligram.device import compile_if_enabled, kernel_applies, run_kernel
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
+from calligram.models.layers.text_cnn import NgramText
 from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
-from calligram.models.layers.transformer_unit import NgramText, PreparedItems, ProjectedItems, TransformerUnit
+from calligram.models.layers.transformer_unit import (
+    AttendedItems,
+    PreparedItems,
+    ProjectedItems,
+    TransformerUnit,
+)
 from calligram.models.matcher import Encoded, Matcher, QuerySide, Scoring, cosines
 from calligram.vectors import unit_length
 
@@ -28,6 +34,10 @@ FUSED_HEAD_SIZES = (8, 16, 32, 64)
 """sizes of a head that they take"""
 MAX_FUSED_PARTS = 128
 """largest number of regions or words that they take"""
+
+
+Prepared = PreparedItems | AttendedItems
+"""images or texts, prepared for all of their pairs"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class PairModule(nn.Module):
         self.unit = TransformerUnit(dim, heads)
         self.ngrams = NgramText(dim, filters, dim)
 
-    def prepare_items(self, items: Encoded) -> PreparedItems:
+    def prepare_items(self, items: Encoded) -> Prepared:
         """Compute once per image or text what all of its pairs need, to score a full grid."""
         return self.unit.prepare_items(*_masked_parts(items))
 
@@ -69,7 +79,7 @@ class PairModule(nn.Module):
         """Compute queries, keys and values once per image or text, to score selected pairs."""
         return self.unit.project_items(*_masked_parts(items))
 
-    def forward(self, images: PreparedItems, texts: PreparedItems) -> Tensor:
+    def forward(self, images: Prepared, texts: Prepared) -> Tensor:
         """Cosines of i_1 and c_1 of all pairs, (I, T)."""
         image = _fused_or_plain(_fused_image_vectors, _image_vectors, self, images, texts)
         text = _fused_or_plain(_fused_text_vectors, _text_vectors, self, texts, images)
@@ -82,27 +92,27 @@ class PairModule(nn.Module):
         return _aligned_cosines(image, text)
 
 
-PairVectors = Callable[[PairModule, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""vectors (S, N, D) of N items with S others, from the attention to the others, and to the own parts; parts; mask"""
+PairVectors = Callable[[PairModule, Tensor, Tensor, Tensor], Tensor]
+"""vectors (S, N, D) of N items with S others, from the attention to own and other parts; parts; mask"""
 
 
 def _fused_or_plain(
-    fused: PairVectors, plain: PairVectors, module: PairModule, items: PreparedItems, others: PreparedItems
+    fused: PairVectors, plain: PairVectors, module: PairModule, items: Prepared, others: Prepared
 ) -> Tensor:
     """Vectors (S, N, D) of the items with S others; by a fused kernel where it applies."""
-    given = module, module.unit.attend(items, others), items.attended, items.parts, items.mask
+    given = module, module.unit.attend(items, others), items.parts, items.mask
     if not _fused_kernels_apply(module, given[1], items.mask):
         return plain(*given)
     return run_kernel(FUSED_KERNEL, lambda: fused(*given), lambda: plain(*given))
 
 
-def _fused_kernels_apply(module: PairModule, found: Tensor, mask: Tensor) -> bool:
+def _fused_kernels_apply(module: PairModule, attended: Tensor, mask: Tensor) -> bool:
     """Whether the kernels of ``fused_unit.py`` compute what follows attention: in bfloat16, without gradients."""
     unit, filters = module.unit, len(module.ngrams.windows[0].weight)  # type: ignore[arg-type]
     return (
-        kernel_applies(FUSED_KERNEL, found)
-        and found.dtype == torch.bfloat16
-        and found.numel() > 0
+        kernel_applies(FUSED_KERNEL, attended)
+        and attended.dtype == torch.bfloat16
+        and attended.numel() > 0
         and not torch.is_grad_enabled()
         and mask.shape[1] <= MAX_FUSED_PARTS
         and unit.heads * unit.size in FUSED_SIZES
@@ -111,30 +121,30 @@ def _fused_kernels_apply(module: PairModule, found: Tensor, mask: Tensor) -> boo
     )
 
 
-def _fused_image_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+def _fused_image_vectors(module: PairModule, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     from calligram.models.layers.fused_unit import unit_after_attention
 
     shares = mask / mask.sum(-1, keepdim=True).clamp(min=1)
-    return unit_after_attention(module.unit, found, attended, parts, shares, pool=True)
+    return unit_after_attention(module.unit, attended, parts, shares, pool=True)
 
 
-def _fused_text_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+def _fused_text_vectors(module: PairModule, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     from calligram.models.layers.fused_unit import best_ngrams, unit_after_attention
 
-    words = unit_after_attention(module.unit, found, attended, parts, mask, pool=False)
+    words = unit_after_attention(module.unit, attended, parts, mask, pool=False)
     return module.ngrams.project_best(best_ngrams(module.ngrams, words, mask))
 
 
-@compile_if_enabled(2, 1, 1, 1)
-def _image_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+@compile_if_enabled(2, 1, 1)
+def _image_vectors(module: PairModule, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     """i_1 (S, N, D) of N images with S texts."""
-    return _mean_of_real(module.unit.merge_own(found, attended, parts), mask)
+    return _mean_of_real(module.unit.feed_forward(parts, attended), mask)
 
 
-@compile_if_enabled(3, 2, 2, 2)
-def _text_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+@compile_if_enabled(3, 2, 2)
+def _text_vectors(module: PairModule, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     """c_1 (S, N, D) of N texts with S images."""
-    return module.ngrams(module.unit.merge_own(found, attended, parts), mask)  # type: ignore[no-any-return]
+    return module.ngrams(module.unit.feed_forward(parts, attended), mask)  # type: ignore[no-any-return]
 
 
 @compile_if_enabled(2, 1, 2, 1, 2)

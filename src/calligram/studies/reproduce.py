@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean
@@ -15,7 +14,6 @@ from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
 from calligram.errors import UserError, unknown
 from calligram.models.catalog import WEIGHTS_FILE
-from calligram.progress import silent
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
@@ -26,12 +24,13 @@ from calligram.studies.results import (
     LEVELS_FIGURE,
     append_result,
     file_name,
+    judge_claims,
     results_of_rows,
     runs_of_rows,
+    store_verdicts,
 )
 from calligram.studies.row_pool import InputPreparation, RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
 from calligram.studies.rows import RowJob, needed_rows, run_row
-from calligram.studies.verdicts import judge_claims, store_verdicts
 from calligram.training.runs import Run, draw_comparison
 
 
@@ -142,7 +141,7 @@ def reproduce_study(
                 row.end()
                 finish(row)
     elif rows and may_start():
-        inputs = InputPreparation([row.job for row in rows], collection, replace(context, track=silent)).start()
+        inputs = InputPreparation([row.job for row in rows], collection, context).start()
         count = default_workers(len(rows)) if workers is None else workers
         pool = RowPool(rows, collection.folder, count, context.device, free_gpu_bytes(context.device), say, inputs)
         pool.run(finish, may_start, watch)

@@ -10,10 +10,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 0.5
 """time between two updates of the display when no process reports anything"""
+T = TypeVar("T")
+
 MEMORY_WAIT, INPUT_WAIT = "waits for GPU memory", "waits for features"
 FAULT_WAIT = "starts again after a GPU fault"
 
@@ -158,6 +160,8 @@ class InputPreparation:
         # Decoded pictures are stored where several rows use them, features always.
         self._todo = [key for key, count in users.items() if count > 1 or isinstance(key[0], str) or key[0].stored]
         self._waiting = set(self._todo)
+        self.progress = ""
+        """how much of the input that is being made is done"""
 
     def start(self) -> InputPreparation:
         """Begin in a thread. It ends with the process, and inputs that are half made are made again by the next one."""
@@ -180,8 +184,16 @@ class InputPreparation:
         """Whether the inputs of a row are there."""
         return not self._needed[number] & self._waiting
 
+    def _track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        """Write down the progress, for the rows that wait."""
+        total = len(items) if isinstance(items, Sized) else total
+        for done, item in enumerate(items):
+            self.progress = f": {label} {done}{f' of {total}' if total else ''}"
+            yield item
+        self.progress = ""
+
     def _store(self, key: InputKey) -> None:
-        collection, device, track = self._collection, self._context.device, self._context.track
+        collection, device, track = self._collection, self._context.device, self._track
         if isinstance(key[0], str):
             name, length = key
             encoder = TextEncoder.load(name).to(device).eval()
@@ -269,7 +281,8 @@ class RowPool:
                     if self._has_room(number):
                         self._start(number)
                 watch(self.rows)
-                if not self._processes and not (may_start() and any(row.doing == INPUT_WAIT for row in self.rows)):
+                waiting = any(row.doing.startswith(INPUT_WAIT) for row in self.rows)
+                if not self._processes and not (may_start() and waiting):
                     return
                 with contextlib.suppress(queue.Empty):
                     number, message = self._messages.get(timeout=REFRESH_SECONDS)
@@ -299,7 +312,7 @@ class RowPool:
                 if self._inputs is None or self._inputs.is_ready(number):
                     found.append(number)
                 else:
-                    row.doing = INPUT_WAIT
+                    row.doing = f"{INPUT_WAIT}{self._inputs.progress}"
         return found
 
     def _has_room(self, number: int) -> bool:

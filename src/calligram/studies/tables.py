@@ -11,8 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from calligram.studies.claims import Claim, Grid, Study, Table, Verdict
-from calligram.studies.results import Result, results_of_rows
-from calligram.studies.verdicts import judge_claims, metric_of
+from calligram.studies.results import Result, judge_claims, metric_of, results_of_rows
 
 ROW_VERDICTS = {
     "holds": "better",

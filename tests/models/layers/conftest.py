@@ -10,7 +10,7 @@ import pytest
 
 from calligram import device, models
 from calligram.models import mmca
-from calligram.models.layers import attending_gru, cross_attention
+from calligram.models.layers import attending_gru, cross_attention, transformer_unit
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(tl, "sum", lambda values, axis: tl.reduce(values, axis, tl.standard._sum_combine))
     monkeypatch.setattr(tl, "max", lambda values, axis: tl.reduce(values, axis, tl.standard._elementwise_max))
     monkeypatch.setattr(device, "_KERNEL_STATES", {})
-    for user in (attending_gru, cross_attention, mmca):
+    for user in (attending_gru, cross_attention, mmca, transformer_unit):
         monkeypatch.setattr(user, "kernel_applies", lambda name, tensor: device._KERNELS.on)
     found = {}
-    for name in ("fused_attention", "fused_gru", "fused_unit"):
+    for name in ("fused_attention", "fused_gru", "fused_pair_attention", "fused_unit"):
         file = Path(models.__file__).parent / "layers" / f"{name}.py"
         spec = importlib.util.spec_from_file_location(f"calligram.models.layers.{name}", file)
         found[name] = importlib.util.module_from_spec(spec)

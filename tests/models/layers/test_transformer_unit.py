@@ -6,14 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calligram.models.layers.transformer_unit import (
-    MASKED_LOGIT,
-    NGRAM_SIZES,
-    AppendColumns,
-    BestNgrams,
-    OwnSoftmax,
-    best_ngrams_compiled,
-)
+from calligram.models.layers.text_cnn import NGRAM_SIZES, BestNgrams, best_ngrams_compiled
+from calligram.models.layers.transformer_unit import MASKED_LOGIT, AppendColumns, OwnSoftmax
 
 
 def test_own_softmax_and_its_log_denominator_have_correct_gradients():

@@ -14,6 +14,7 @@ from calligram.models.layers.score_tiles import score_in_tiles as score_in_tiles
 from calligram.models.layers.score_tiles import score_some_in_tiles as score_some_in_tiles
 from calligram.models.layers.score_tiles import truncate_parts as truncate_parts
 from calligram.models.layers.score_tiles import used_lengths as used_lengths
+from calligram.models.layers.text_cnn import NgramText as NgramText
 from calligram.models.layers.text_cnn import TextBlock as TextBlock
 from calligram.models.layers.text_cnn import TextCNN as TextCNN
 from calligram.models.layers.text_cnn import TextCNNSettings as TextCNNSettings
@@ -28,7 +29,7 @@ from calligram.models.layers.towers import TwoTowerSettings as TwoTowerSettings
 from calligram.models.layers.towers import image_tower as image_tower
 from calligram.models.layers.towers import joint_projection as joint_projection
 from calligram.models.layers.towers import text_tower as text_tower
-from calligram.models.layers.transformer_unit import NgramText as NgramText
+from calligram.models.layers.transformer_unit import AttendedItems as AttendedItems
 from calligram.models.layers.transformer_unit import PreparedItems as PreparedItems
 from calligram.models.layers.transformer_unit import ProjectedItems as ProjectedItems
 from calligram.models.layers.transformer_unit import TransformerUnit as TransformerUnit

@@ -1,6 +1,6 @@
 """Triton kernels of mmca's pair module on a GPU: what follows attention, for all pairs, without gradients.
 
-``unit_tile`` merges the attention to both items, and applies the output map, the inner layers and both layer norms to a
+``unit_tile`` applies the output map, the inner layers and both layer norms to a
 tile of parts. All of it stays in registers; weights pass through the cache of the multiprocessor in pieces. For images
 only the mean over regions is written. For texts the words are written, and ``ngram_tile`` reads them once: it
 goes along the words of 128 pairs, keeps the sums of the n-grams that are not complete yet, and the largest so far.
@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from calligram.models.layers.fused_attention import MAX_ITEMS, sum_by_item, tile_items
-from calligram.models.layers.transformer_unit import NgramText, TransformerUnit
+from calligram.models.layers.text_cnn import NgramText
+from calligram.models.layers.transformer_unit import TransformerUnit
 
 
 class Tile(NamedTuple):
@@ -46,9 +47,9 @@ def layer_norm(values, weight, bias, column, eps, D: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["pairs", "items", "positions", "held"])
-def unit_tile(found, attended, parts, shares, out, inner, inner_bias, outer, outer_bias,
+def unit_tile(attended, parts, shares, out, inner, inner_bias, outer, outer_bias,
               first_weight, first_bias, second_weight, second_bias, result, pairs, items, positions, held, eps,
-              POOL: tl.constexpr, D: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr,
+              POOL: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
               K: tl.constexpr, LIMIT: tl.constexpr):  # fmt: skip
     """The unit for the parts of some pairs, after attention; the mean of each item, or all parts."""
     tile = tl.program_id(0)
@@ -60,13 +61,9 @@ def unit_tile(found, attended, parts, shares, out, inner, inner_bias, outer, out
 
     mapped = tl.full((M, D), 0.0, tl.float32)
     for start in range(0, D, K):
-        head, inside = (start + offset) // HEAD, (start + offset) % HEAD
-        there = found + row[:, None] * (D // HEAD * WIDTH) + (head * WIDTH)[None, :]
-        others = tl.load(there + inside[None, :], mask=some, other=0.0).to(tl.float32)
-        share = tl.load(there + HEAD, mask=some, other=0.0).to(tl.float32)
-        within = tl.load(attended + own[:, None] * D + (start + offset)[None, :], mask=some, other=0.0).to(tl.float32)
+        found = tl.load(attended + row[:, None] * D + (start + offset)[None, :], mask=some, other=0.0)
         weights = tl.load(out + column[:, None] * D + (start + offset)[None, :])
-        mapped = tl.dot((others + share * within).to(tl.bfloat16), tl.trans(weights), mapped)
+        mapped = tl.dot(found, tl.trans(weights), mapped)
     before = tl.load(parts + own[:, None] * D + column[None, :], mask=some, other=0.0).to(tl.float32)
     merged = layer_norm(before + mapped, first_weight, first_bias, column, eps, D).to(tl.bfloat16)
 
@@ -138,7 +135,6 @@ def _lower(*tensors: Tensor) -> list[Tensor]:
 
 def unit_after_attention(
     unit: TransformerUnit,
-    found: Tensor,
     attended: Tensor,
     parts: Tensor,
     shares: Tensor,
@@ -146,13 +142,13 @@ def unit_after_attention(
     pool: bool,
     tile: Tile = UNIT_TILE,
 ) -> Tensor:
-    """``TransformerUnit.merge_own``: all parts (S, N, K, D), with zeros for padding; or their means (S, N, D).
+    """``TransformerUnit.feed_forward``: all parts (S, N, K, D), with zeros for padding; or their means (S, N, D).
 
     Args:
         shares: (N, K) weight of each part in the mean; zero for padding.
     """
-    contexts, items, positions, heads, width = found.shape
-    dim, pairs, held = parts.shape[-1], contexts * items, min(MAX_ITEMS, tile.rows // positions)
+    contexts, items, positions, dim = attended.shape
+    pairs, held = contexts * items, min(MAX_ITEMS, tile.rows // positions)
     result = parts.new_empty(
         *((contexts, items, dim) if pool else (contexts, items, positions, dim)),
         dtype=torch.float32 if pool else torch.bfloat16,
@@ -160,12 +156,12 @@ def unit_after_attention(
     maps = unit.out.weight, unit.inner.weight, unit.outer.weight
     norms = [each for norm in (unit.attended_norm, unit.norm) for each in (norm.weight, norm.bias)]
     inner, outer = unit.inner.bias.float(), unit.outer.bias.float()
-    low, maps_low = _lower(found, attended, parts), _lower(*maps)
-    with torch.cuda.device_of(found):
+    low, maps_low = _lower(attended, parts), _lower(*maps)
+    with torch.cuda.device_of(attended):
         unit_tile[(triton.cdiv(pairs, held),)](
             *low, shares.float().contiguous(), maps_low[0], maps_low[1], inner, maps_low[2], outer,
             *(each.float() for each in norms), result, pairs, items, positions, held, unit.norm.eps, POOL=pool,
-            D=dim, HEAD=dim // heads, WIDTH=width, M=tile.rows, K=tile.block, LIMIT=MAX_ITEMS, num_warps=tile.warps,
+            D=dim, M=tile.rows, K=tile.block, LIMIT=MAX_ITEMS, num_warps=tile.warps,
             num_stages=tile.stages,
         )  # fmt: skip
     return result

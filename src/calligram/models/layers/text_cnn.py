@@ -1,20 +1,26 @@
-"""A deep residual network over words, with the design of image networks (dual-path, Sec. III-B)."""
+"""Convolutions over words: a deep residual network with the design of image networks (dual-path, Sec. III-B), and
+n-gram filters (mmca, Eqs. 6 and 7).
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from calligram.features.texts.vocabulary import PAD, SPECIAL_WORDS
 from calligram.models.layers.networks import ProjectionHead, TextTower, real_words
 
 BLOCKS_BY_DEPTH: dict[str, tuple[int, ...]] = {"50": (3, 4, 6, 3), "152": (3, 8, 36, 3)}
 """residual blocks per group, by the number of layers of the network"""
+NGRAM_SIZES = (1, 2, 3)
+"""words of the n-gram filters"""
 
 
 @dataclass(frozen=True)
@@ -198,3 +204,107 @@ def place_words(words: Tensor, kept: Tensor, begin: Tensor, length: int) -> Tens
     position = torch.where(kept & (position < length), position, length)
     out = words.new_full((words.shape[0], length + 1), PAD).scatter(1, position, words)
     return out[:, :length]
+
+
+class NgramText(nn.Module):
+    """Uni-, bi- and trigram filters with ReLU, their maximum over a text's words, and a linear map (mmca, Eqs. 6, 7).
+
+    An n-gram starts at each word and may reach beyond the last word, where there are zeros: Eq. 6 has as many positions
+    as words, and so a text of one word has a bigram. ReLU and bias come after the maximum, which does not change the
+    result. Eq. 7 prints layer norm where the text says length one; here vectors are not normalised, and are compared by
+    cosine.
+
+    The response of a filter to an n-gram is the sum of its responses to the words. One matrix product computes all of
+    them, so n-grams are never copied.
+    """
+
+    def __init__(self, dim_in: int, filters: int, dim: int) -> None:
+        super().__init__()
+        self.windows = nn.ModuleList(nn.Linear(size * dim_in, filters) for size in NGRAM_SIZES)
+        self.project = nn.Linear(len(NGRAM_SIZES) * filters, dim)
+        nn.init.xavier_uniform_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Map words (..., W, D_in) and their mask, or a mask (..., W) to be repeated, to (..., dim)."""
+        absent, size = ~mask.unsqueeze(-1), words.shape[-1]
+        weights = [piece for layer in self.windows for piece in torch.split(layer.weight, size, 1)]  # type: ignore[arg-type]
+        responses = F.linear(words.masked_fill(absent, 0.0), torch.cat(weights))
+        if torch.compiler.is_compiling():
+            found = best_ngrams_compiled(responses, absent)
+        elif torch.is_grad_enabled() and responses.requires_grad:
+            found = BestNgrams.apply(responses, absent)  # type: ignore[no-untyped-call]
+        else:
+            found = torch.cat([sums.amax(-2) for sums in _ngram_sums(responses, absent)], -1)
+        return self.project_best(found)
+
+    def project_best(self, found: Tensor) -> Tensor:
+        """Map the largest responses (..., 3 F) to (..., dim)."""
+        # A text without words has responses of minus infinity, which ReLU maps to zero.
+        biases = torch.cat([layer.bias for layer in self.windows])  # type: ignore[misc]
+        return self.project(torch.relu(found + biases))  # type: ignore[no-any-return]
+
+
+def _split_by_ngram(responses: Tensor) -> list[list[Tensor]]:
+    """Split (..., W, 6 F) by n-gram size, then by the word within the n-gram: (..., W, F) each."""
+    pieces = iter(torch.split(responses, responses.shape[-1] // sum(NGRAM_SIZES), -1))
+    return [[next(pieces) for _ in range(count)] for count in NGRAM_SIZES]
+
+
+def _ngram_sums(responses: Tensor, absent: Tensor) -> list[Tensor]:
+    """Responses to the n-grams that start at each word (..., W, F); minus infinity for padding."""
+    found = []
+    for first, *others in _split_by_ngram(responses):
+        total = first.masked_fill(absent, -torch.inf)
+        for by, other in enumerate(others, 1):
+            total[..., :-by, :] += other[..., by:, :]
+        found.append(total)
+    return found
+
+
+def best_ngrams_compiled(responses: Tensor, absent: Tensor) -> Tensor:
+    """The output of ``BestNgrams`` from operations whose gradients the compiler knows, without in-place changes."""
+    found = []
+    for first, *others in _split_by_ngram(responses):
+        for by, other in enumerate(others, 1):
+            first = first + F.pad(other[..., by:, :], (0, 0, 0, min(by, other.shape[-2])))
+        total = first.masked_fill(absent, -torch.inf)
+        found.append(total.max(-2).values if torch.is_grad_enabled() else total.amax(-2))
+    return torch.cat(found, -1)
+
+
+class BestNgrams(Function):
+    """Largest response of each filter over all n-grams of a text.
+
+    The gradient is written directly to the words of one n-gram, the first of equals. Automatic differentiation would
+    pass over all responses several times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, responses: Tensor, absent: Tensor) -> Tensor:
+        """Args:
+            responses: (..., W, 6 F) responses of each filter's weights to single words: F unigrams, the first and
+                second word of F bigrams, and the three words of F trigrams.
+            absent: (..., W, 1) True for padding; may be broadcast.
+
+        Returns:
+            (..., 3 F).
+        """
+        found = [sums.max(-2) for sums in _ngram_sums(responses, absent)]
+        ctx.save_for_backward(*(positions for _, positions in found))
+        ctx.shape = responses.shape
+        return torch.cat([best for best, _ in found], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_best: Tensor) -> tuple[Tensor, None]:
+        """Gradient at the words of the best n-gram; none beyond the last word."""
+        of_responses, last = of_best.new_zeros(ctx.shape), ctx.shape[-2] - 1
+        gradients = torch.split(of_best, of_best.shape[-1] // len(NGRAM_SIZES), -1)
+        for pieces, positions, gradient in zip(
+            _split_by_ngram(of_responses), ctx.saved_tensors, gradients, strict=True
+        ):
+            for by, piece in enumerate(pieces):
+                there = gradient.masked_fill(positions > last - by, 0.0) if by else gradient
+                piece.scatter_(-2, (positions + by).clamp_(max=last).unsqueeze(-2), there.unsqueeze(-2))
+        return of_responses, None

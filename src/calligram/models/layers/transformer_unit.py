@@ -1,5 +1,4 @@
-"""The Transformer unit of mmca over the parts of one item, and over the stacked parts of a pair; and its n-gram
-filters.
+"""The Transformer unit of mmca over the parts of one item, and over the stacked parts of a pair.
 
 The queries, keys and values of stacked parts do not depend on the other item of the pair. The attention of an item's
 parts to each other does not either, except for its weight. Let Z be the sum of exp of the logits. The softmax over own
@@ -22,15 +21,17 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from calligram.device import without_cudnn_attention
+from calligram.device import kernel_applies, run_kernel, without_cudnn_attention
 from calligram.models.matcher import at_least_float32
 
-NGRAM_SIZES = (1, 2, 3)
-"""words of the n-gram filters"""
 MASKED_LOGIT = -1e4
 """logit of padding: its exp is zero, and half precision can represent it"""
 EXTRA_COLUMNS = 3
 """extra columns of queries and keys: log Z_own in two pieces, and the mask"""
+ATTENTION_KERNEL = "attention of mmca"
+"""name of the kernels of ``fused_pair_attention.py``"""
+MAX_FUSED_PARTS, MAX_FUSED_HEAD = 128, 64
+"""largest number of keys, and largest size of a head, that they take"""
 
 
 class PreparedItems(NamedTuple):
@@ -48,6 +49,21 @@ class PreparedItems(NamedTuple):
     """(N, H, K + 1, E); the last key stands for the own parts of the query's item"""
     values: Tensor
     """(N, H, K + 1, E); the first extra column is one for the last key and zero for the others"""
+
+
+class AttendedItems(NamedTuple):
+    """N items of K parts, prepared for the kernels of attention with any other items."""
+
+    parts: Tensor
+    """(N, K, D)"""
+    mask: Tensor
+    """(N, K) True for real parts"""
+    projected: Tensor
+    """(N, K, 3 D) queries divided by the root of their size, keys, and values, concatenated"""
+    attended: Tensor
+    """(N, K, D) output of the attention of each part to its own item"""
+    totals: Tensor
+    """(N, K, H) log Z_own in float32"""
 
 
 class ProjectedItems(NamedTuple):
@@ -84,40 +100,84 @@ class TransformerUnit(nn.Module):
 
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
         """Map parts (N, K, D) and their mask to (N, K, D), by attention within each item."""
-        query, key, value = self._split_heads(self._project(parts)).unbind(0)
-        with without_cudnn_attention(parts):
-            attended = F.scaled_dot_product_attention(query, key, value, _mask_bias(mask, query.dtype), scale=1.0)
-        return self.feed_forward(parts, _join_heads(attended))
+        projected = self._project(parts)
 
-    def prepare_items(self, parts: Tensor, mask: Tensor) -> PreparedItems:
+        def plain() -> Tensor:
+            query, key, value = self._split_heads(projected).unbind(0)
+            with without_cudnn_attention(parts):
+                bias = _mask_bias(mask, query.dtype)
+                return _join_heads(F.scaled_dot_product_attention(query, key, value, bias, scale=1.0))
+
+        if not self._kernel_applies(projected):
+            return self.feed_forward(parts, plain())
+        own = ProjectedItems(parts, mask, projected)
+        return self.feed_forward(parts, run_kernel(ATTENTION_KERNEL, lambda: self._attend_fused(own)[0], plain))
+
+    def prepare_items(self, parts: Tensor, mask: Tensor) -> PreparedItems | AttendedItems:
         """Compute once per item what all of its pairs need."""
-        stacked = self._split_heads(self._project(parts)).contiguous()  # one copy, read by all that follows
-        query, key, value = stacked.unbind(0)
-        shares, total = OwnSoftmax.apply(query @ key.mT, _mask_bias(mask, torch.float32))  # type: ignore[no-untyped-call]
-        # The layout of the attention output, so that merging moves no data.
-        attended = (shares @ value).transpose(1, 2).contiguous()
-        queries, keys, values = AppendColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
-        return PreparedItems(parts.to(value.dtype), mask, attended, queries, keys, values)
+        own = self.project_items(parts, mask)
 
-    def attend(self, items: PreparedItems, context: PreparedItems) -> Tensor:
-        """Attention of the parts of ``items`` to S context items, and the weight of their own parts (S, N, K, H, E).
+        def plain() -> PreparedItems:
+            stacked = self._split_heads(own.projected).contiguous()  # one copy, read by all that follows
+            query, key, value = stacked.unbind(0)
+            shares, total = OwnSoftmax.apply(query @ key.mT, _mask_bias(mask, torch.float32))  # type: ignore[no-untyped-call]
+            # The layout of the attention output, so that merging moves no data.
+            attended = (shares @ value).transpose(1, 2).contiguous()
+            columns = AppendColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
+            return PreparedItems(own.parts, mask, attended, *columns)
 
-        With ``merge_own`` this is the unit over the stacked parts of all pairs, for the parts of one modality (mmca,
+        def fused() -> PreparedItems | AttendedItems:
+            return AttendedItems(*own, *self._attend_fused(own))
+
+        return run_kernel(ATTENTION_KERNEL, fused, plain) if self._kernel_applies(own.projected) else plain()
+
+    def attend(self, items: PreparedItems | AttendedItems, others: PreparedItems | AttendedItems) -> Tensor:
+        """Attention of the parts of ``items`` to S others and to their own items, heads concatenated (S, N, K, D).
+
+        With ``feed_forward`` this is the unit over the stacked parts of all pairs, for the parts of one modality (mmca,
         Eqs. 8-14).
         """
-        count, positions = items.mask.shape
-        queries = items.queries.flatten(0, 1).transpose(0, 1).expand(len(context.keys), -1, -1, -1)
-        found = F.scaled_dot_product_attention(queries, context.keys, context.values, scale=1.0)
-        return found.transpose(1, 2).view(len(context.keys), count, positions, self.heads, -1)
 
-    def merge_own(self, found: Tensor, attended: Tensor, parts: Tensor) -> Tensor:
-        """Merge the output of ``attend`` with the attention of parts (N, K, D) to their own items, then feed forward:
-        (S, N, K, D).
-        """
-        # Split instead of slices: the backward pass then concatenates gradients instead of adding them.
-        others, share, _ = torch.split(found, [self.size, 1, found.shape[-1] - self.size - 1], -1)
-        merged = torch.addcmul(others, share, attended)
-        return self.feed_forward(parts, merged.flatten(3))
+        def plain() -> Tensor:
+            one, two = self._with_columns(items), self._with_columns(others)
+            count, positions = one.mask.shape
+            queries = one.queries.flatten(0, 1).transpose(0, 1).expand(len(two.keys), -1, -1, -1)
+            found = F.scaled_dot_product_attention(queries, two.keys, two.values, scale=1.0)
+            found = found.transpose(1, 2).view(len(two.keys), count, positions, self.heads, -1)
+            # Split instead of slices: the backward pass then concatenates gradients instead of adding them.
+            merged, share, _ = torch.split(found, [self.size, 1, found.shape[-1] - self.size - 1], -1)
+            return torch.addcmul(merged, share, one.attended).flatten(3)
+
+        if not isinstance(items, AttendedItems) or not isinstance(others, AttendedItems):
+            return plain()
+        given = items.projected, others.projected, others.mask, items.attended, items.totals
+        return run_kernel(ATTENTION_KERNEL, lambda: _others_attention(*given), plain)
+
+    def _with_columns(self, items: PreparedItems | AttendedItems) -> PreparedItems:
+        """The same items, for the plain path."""
+        if isinstance(items, PreparedItems):
+            return items
+        stacked, total = self._split_heads(items.projected), items.totals.transpose(1, 2).unsqueeze(-1)
+        columns = AppendColumns.apply(stacked, total, items.mask)  # type: ignore[no-untyped-call]
+        attended = items.attended.view(*items.mask.shape, self.heads, self.size)
+        return PreparedItems(items.parts, items.mask, attended, *columns)
+
+    def _kernel_applies(self, projected: Tensor, others: int = 0) -> bool:
+        """Whether kernels compute the attention: in bfloat16, with few enough keys."""
+        return (
+            kernel_applies(ATTENTION_KERNEL, projected)
+            and projected.dtype == torch.bfloat16
+            and projected.numel() > 0
+            and projected.shape[1] + others <= MAX_FUSED_PARTS
+            and self.size <= MAX_FUSED_HEAD
+        )
+
+    def _attend_fused(self, one: ProjectedItems, two: ProjectedItems | None = None) -> tuple[Tensor, Tensor]:
+        """Attention over the stacked parts of aligned pairs, or within items; and log Z."""
+        from calligram.models.layers.fused_pair_attention import StackedAttention
+
+        projected, mask = (one.projected[:, :0], one.mask[:, :0]) if two is None else (two.projected, two.mask)
+        return StackedAttention.apply(one.projected, projected, one.mask, mask, self.heads)  # type: ignore[no-any-return, no-untyped-call]
 
     def project_items(self, parts: Tensor, mask: Tensor) -> ProjectedItems:
         """Compute queries, keys and values once per item."""
@@ -130,8 +190,14 @@ class TransformerUnit(nn.Module):
         With ``feed_forward`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is
         computed for each of its pairs, which is cheaper than ``attend`` if the item is in few pairs.
         """
-        with without_cudnn_attention(one.parts):
-            return _join_heads(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
+
+        def plain() -> Tensor:
+            with without_cudnn_attention(one.parts):
+                return _join_heads(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
+
+        if not self._kernel_applies(one.projected, two.mask.shape[1]):
+            return plain()
+        return run_kernel(ATTENTION_KERNEL, lambda: self._attend_fused(one, two)[0], plain)
 
     def attention_weights(self, one: ProjectedItems, two: ProjectedItems) -> Tensor:
         """Attention weights between the stacked parts of aligned pairs, averaged over heads (N, K + L, K + L)."""
@@ -161,6 +227,12 @@ class TransformerUnit(nn.Module):
     def _split_heads(self, stacked: Tensor) -> Tensor:
         """View (N, K, 3 D) as (3, N, H, K, S)."""
         return stacked.view(*stacked.shape[:2], 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+
+
+def _others_attention(*given: Tensor) -> Tensor:
+    from calligram.models.layers.fused_pair_attention import OthersAttention
+
+    return OthersAttention.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _layer_norm(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
@@ -257,107 +329,3 @@ class AppendColumns(Function):
         size, by_head = ctx.size, of_queries.transpose(1, 2)
         parts = by_head[..., :size], of_keys[:, :, :-1, :size], of_values[:, :, :-1, :size]
         return torch.stack(parts), by_head[..., size : size + 1].to(ctx.precision), None
-
-
-class NgramText(nn.Module):
-    """Uni-, bi- and trigram filters with ReLU, their maximum over a text's words, and a linear map (mmca, Eqs. 6, 7).
-
-    An n-gram starts at each word and may reach beyond the last word, where there are zeros: Eq. 6 has as many positions
-    as words, and so a text of one word has a bigram. ReLU and bias come after the maximum, which does not change the
-    result. Eq. 7 prints layer norm where the text says length one; here vectors are not normalised, and are compared by
-    cosine.
-
-    The response of a filter to an n-gram is the sum of its responses to the words. One matrix product computes all of
-    them, so n-grams are never copied.
-    """
-
-    def __init__(self, dim_in: int, filters: int, dim: int) -> None:
-        super().__init__()
-        self.windows = nn.ModuleList(nn.Linear(size * dim_in, filters) for size in NGRAM_SIZES)
-        self.project = nn.Linear(len(NGRAM_SIZES) * filters, dim)
-        nn.init.xavier_uniform_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
-
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Map words (..., W, D_in) and their mask, or a mask (..., W) to be repeated, to (..., dim)."""
-        absent, size = ~mask.unsqueeze(-1), words.shape[-1]
-        weights = [piece for layer in self.windows for piece in torch.split(layer.weight, size, 1)]  # type: ignore[arg-type]
-        responses = F.linear(words.masked_fill(absent, 0.0), torch.cat(weights))
-        if torch.compiler.is_compiling():
-            found = best_ngrams_compiled(responses, absent)
-        elif torch.is_grad_enabled() and responses.requires_grad:
-            found = BestNgrams.apply(responses, absent)  # type: ignore[no-untyped-call]
-        else:
-            found = torch.cat([sums.amax(-2) for sums in _ngram_sums(responses, absent)], -1)
-        return self.project_best(found)
-
-    def project_best(self, found: Tensor) -> Tensor:
-        """Map the largest responses (..., 3 F) to (..., dim)."""
-        # A text without words has responses of minus infinity, which ReLU maps to zero.
-        biases = torch.cat([layer.bias for layer in self.windows])  # type: ignore[misc]
-        return self.project(torch.relu(found + biases))  # type: ignore[no-any-return]
-
-
-def _split_by_ngram(responses: Tensor) -> list[list[Tensor]]:
-    """Split (..., W, 6 F) by n-gram size, then by the word within the n-gram: (..., W, F) each."""
-    pieces = iter(torch.split(responses, responses.shape[-1] // sum(NGRAM_SIZES), -1))
-    return [[next(pieces) for _ in range(count)] for count in NGRAM_SIZES]
-
-
-def _ngram_sums(responses: Tensor, absent: Tensor) -> list[Tensor]:
-    """Responses to the n-grams that start at each word (..., W, F); minus infinity for padding."""
-    found = []
-    for first, *others in _split_by_ngram(responses):
-        total = first.masked_fill(absent, -torch.inf)
-        for by, other in enumerate(others, 1):
-            total[..., :-by, :] += other[..., by:, :]
-        found.append(total)
-    return found
-
-
-def best_ngrams_compiled(responses: Tensor, absent: Tensor) -> Tensor:
-    """The output of ``BestNgrams`` from operations whose gradients the compiler knows, without in-place changes."""
-    found = []
-    for first, *others in _split_by_ngram(responses):
-        for by, other in enumerate(others, 1):
-            first = first + F.pad(other[..., by:, :], (0, 0, 0, min(by, other.shape[-2])))
-        total = first.masked_fill(absent, -torch.inf)
-        found.append(total.max(-2).values if torch.is_grad_enabled() else total.amax(-2))
-    return torch.cat(found, -1)
-
-
-class BestNgrams(Function):
-    """Largest response of each filter over all n-grams of a text.
-
-    The gradient is written directly to the words of one n-gram, the first of equals. Automatic differentiation would
-    pass over all responses several times.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, responses: Tensor, absent: Tensor) -> Tensor:
-        """Args:
-            responses: (..., W, 6 F) responses of each filter's weights to single words: F unigrams, the first and
-                second word of F bigrams, and the three words of F trigrams.
-            absent: (..., W, 1) True for padding; may be broadcast.
-
-        Returns:
-            (..., 3 F).
-        """
-        found = [sums.max(-2) for sums in _ngram_sums(responses, absent)]
-        ctx.save_for_backward(*(positions for _, positions in found))
-        ctx.shape = responses.shape
-        return torch.cat([best for best, _ in found], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_best: Tensor) -> tuple[Tensor, None]:
-        """Gradient at the words of the best n-gram; none beyond the last word."""
-        of_responses, last = of_best.new_zeros(ctx.shape), ctx.shape[-2] - 1
-        gradients = torch.split(of_best, of_best.shape[-1] // len(NGRAM_SIZES), -1)
-        for pieces, positions, gradient in zip(
-            _split_by_ngram(of_responses), ctx.saved_tensors, gradients, strict=True
-        ):
-            for by, piece in enumerate(pieces):
-                there = gradient.masked_fill(positions > last - by, 0.0) if by else gradient
-                piece.scatter_(-2, (positions + by).clamp_(max=last).unsqueeze(-2), there.unsqueeze(-2))
-        return of_responses, None
