@@ -25,6 +25,7 @@ ROWS = 64
 """queries in a tile"""
 CONTEXTS = 16
 """items that a program of the forward pass attends to, one after the other"""
+WARPS = 4
 
 
 @triton.jit
@@ -230,7 +231,7 @@ def attend_others_backward_context(items, others, mask, attended, totals, grads,
 def _sizes(heads: int, size: int, keys: int) -> dict[str, int]:
     """Sizes that a kernel is compiled for; matrix products have at least 16 rows and columns."""
     block, count = (max(16, triton.next_power_of_2(each)) for each in (size, keys))
-    return {"H": heads, "S": size, "B": block, "N": count, "num_warps": 8 if count > 64 else 4}
+    return {"H": heads, "S": size, "B": block, "N": count, "num_warps": WARPS}
 
 
 class StackedAttention(Function):
