@@ -86,6 +86,8 @@ def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
         )
         matcher = MMCA(own).to(device)
         compiles = first and device == "cuda"
+        if compiles:
+            found += kernels_against_plain(row, matcher, sizes, device)
         found += training(row, matcher, sizes, device, precision, compiles=compiles)
         for varied in (False, True) if first else (False,):
             found += scoring(row, matcher, sizes, device, precision, varied=varied, compiles=compiles)
@@ -223,6 +225,29 @@ def training(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str
     limit = both_ways(shapes(pairs, sizes.regions, sizes.words, sizes.dim), device, precision)
     found.append(row(f"{name}: the matrix products alone, both ways", limit * 1000, "ms"))
     found.append(row(f"{name}: the matrix products alone against ours", limit / best, "ratio"))
+    return found
+
+
+def kernels_against_plain(row: Rows, matcher: MMCA, sizes: Sizes, device: str) -> list[Row]:
+    """Largest differences in bfloat16 between the kernels and the plain path: of scores, and of the gradients of parts
+    as a share of the largest one; for all pairs, and for as many aligned ones.
+    """
+    found: list[Row] = []
+    some = sizes._replace(images=sizes.batch, texts=sizes.batch)
+    images, texts = items(matcher, some, device, "bf16", varied=True)
+    pairs = torch.arange(sizes.batch, device=device)
+    for name, aligned in (("all pairs", False), ("aligned pairs", True)):
+        results = []
+        for fused in (True, False):
+            parts = [side.parts.detach().clone().requires_grad_() for side in (images, texts) if side.parts is not None]
+            one, two = images._replace(parts=parts[0]), texts._replace(parts=parts[1])
+            with use_kernels(fused), lowered(device, "bf16"):
+                scores = matcher.score_some(one, two, pairs, pairs) if aligned else matcher.score(one, two)
+            results.append((scores.detach(), *torch.autograd.grad(scores.float().square().sum(), parts)))
+        apart = [float((one - two).abs().max()) for one, two in zip(*results, strict=True)]
+        share = max(each / float(exact.abs().max()) for each, exact in zip(apart[1:], results[1][1:], strict=True))
+        found.append(row(f"mmca, kernels, {name}, bf16: largest difference of scores", apart[0], "score"))
+        found.append(row(f"mmca, kernels, {name}, bf16: largest difference of gradients", share, "share"))
     return found
 
 
