@@ -25,7 +25,7 @@ import torch
 from decoding import decoding
 from indexing import indexing, unchanged
 from rows import Row, row
-from training_steps import end_to_end, training
+from training_steps import end_to_end, text_lengths, training
 
 from calligram.data.matches import Matches
 from calligram.device import commit, device_named
@@ -238,6 +238,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         fisher,
         instance,
         mining,
+        text_lengths,
         offline_steps,
         fragments,
         mmca,

@@ -17,6 +17,8 @@ from rows import Row, row
 
 from calligram.data.collection import Collection
 from calligram.device import device_named
+from calligram.features.texts.text_encoder import TextEncoder
+from calligram.features.texts.vocabulary import known_lengths
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
@@ -101,6 +103,43 @@ def training() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         scenes = generate_scenes(Path(folder) / "scenes", images=500, size=96)
         return loop_against_bare("default vse on scenes", [], scenes)
+
+
+def text_lengths() -> list[Row]:
+    """A text encoder of MiniLM's size, forward and backward, for captions as long as Flickr's: with texts of similar
+    length together, and with all texts padded to the longest.
+    """
+    from transformers import BertConfig, BertModel
+
+    device, count = device_named(), 128
+    torch.manual_seed(0)
+    size = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    encoder = TextEncoder(BertModel(BertConfig(vocab_size=1000, **size), add_pooling_layer=False)).to(device).train()
+    lengths = (14 + 4 * torch.randn(count)).round().clamp(5, 40).long()
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
+    words = torch.randint(1000, mask.shape, device=device)
+
+    def step(known: list[int]) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            with known_lengths(known):
+                states = encoder(words, mask)
+            (states * mask[..., None]).float().square().mean().backward()
+        encoder.zero_grad(set_to_none=True)
+        wait(device)
+
+    seconds: dict[str, list[float]] = {"together": [], "padded": []}
+    for _ in range(8):
+        for way, known in (("together", lengths.tolist()), ("padded", [])):
+            began = time.perf_counter()
+            step(known)
+            seconds[way].append(time.perf_counter() - began)
+    together, padded = (1000 * min(seconds[way]) for way in seconds)
+    name = f"text encoder of MiniLM's size, {count} captions, both ways"
+    return [
+        row(f"{name}: texts of similar length together", together, "ms"),
+        row(f"{name}: all padded", padded, "ms"),
+        row(f"{name}: padded against together", padded / together, "ratio"),
+    ]
 
 
 def end_to_end() -> list[Row]:

@@ -25,7 +25,7 @@ def test_the_spread_of_an_objective_is_computed_on_use_and_once(monkeypatch):
     monkeypatch.setattr(VectorSpread, "of", lambda *sides: measured.append(sides) or original(*sides))
     vectors = torch.eye(4, requires_grad=True) * 2
     matcher = SimpleNamespace(encode_images=lambda _: Encoded(vectors), encode_texts=lambda *_: Encoded(vectors + 1))
-    objective, batch = RankingObjective(), SimpleNamespace(images=None, texts=None, text_mask=None)
+    objective, batch = RankingObjective(), SimpleNamespace(images=None, texts=None, text_mask=None, text_lengths=())
     assert objective.spread is None
     objective.encode(matcher, batch)
     assert not measured

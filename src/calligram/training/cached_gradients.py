@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from calligram.device import is_single_process
 from calligram.errors import UserError
+from calligram.features.texts.vocabulary import known_lengths
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.training.batches.batch import Batch
 from calligram.training.distributed import gather
@@ -67,7 +68,10 @@ class CachedObjective(Objective):
             return matcher.encode_images(batch.images[rows])
 
         def encode_texts(rows: slice) -> Encoded:
-            return matcher.encode_texts(batch.texts[rows], None if batch.text_mask is None else batch.text_mask[rows])
+            with known_lengths(batch.text_lengths[rows]):
+                return matcher.encode_texts(
+                    batch.texts[rows], None if batch.text_mask is None else batch.text_mask[rows]
+                )
 
         device = batch.images.device
         sides = (

@@ -10,6 +10,7 @@ from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder, full_mask
+from calligram.features.texts.vocabulary import known_lengths, length_groups
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import transformer_layers
 
@@ -116,3 +117,43 @@ def test_frozen_networks_of_both_inputs_move_to_a_device(source, tiny_classifier
 def test_word_dropout_is_refused(source):
     with pytest.raises(UserError, match=r"use text\.word_dropout=0 or text\.train=true"):
         _ = source.mask_token
+
+
+def test_texts_of_similar_length_are_encoded_together(tiny_bert):
+    """States and gradients are the same; a batch of texts of equal length, or of few texts, is not divided."""
+    encoder, pieces = TextEncoder.load(str(tiny_bert)).eval(), WordPieces.load_pretrained(str(tiny_bert))
+    strings = [" ".join(["disc"] * (1 + 7 * number % 23)) for number in range(64)]
+    words, mask = pieces.texts(strings)
+    lengths = mask.sum(1).numpy()
+    weights = torch.randn(*mask.shape, encoder.dim) * mask[..., None]
+    results = []
+    for known in ((), lengths):
+        encoder.zero_grad()
+        with known_lengths(known):
+            states = encoder(words, mask)
+        (states * weights).sum().backward()
+        results.append((states[mask], encoder.model.get_input_embeddings().weight.grad))
+        assert states.shape == weights.shape
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+    with known_lengths(lengths):
+        groups = length_groups(*words.shape)
+        assert sorted(np.concatenate([rows for rows, _ in groups])) == list(range(64))
+        assert all(lengths[rows].max() <= length <= words.shape[1] for rows, length in groups)
+        assert len(groups) == 4
+        assert len(length_groups(63, 30)) == 1  # lengths of other texts
+    with known_lengths(np.full(64, 9)):
+        assert len(length_groups(64, 9)) == 1
+    assert len(length_groups(*words.shape)) == 1
+
+
+def test_groups_are_put_back_in_the_order_of_the_texts(tiny_bert, monkeypatch):
+    encoder, pieces = TextEncoder.load(str(tiny_bert)).eval(), WordPieces.load_pretrained(str(tiny_bert))
+    rows = pieces.load([" ".join(["disc"] * (1 + number % 20)) for number in range(64)])
+    words, mask = rows.take(np.arange(64))
+    assert rows.lengths.tolist() == mask.sum(1).tolist()
+    shapes = []
+    monkeypatch.setattr(encoder, "_states", lambda words, mask: shapes.append(words.shape) or words[..., None].float())
+    with known_lengths(rows.lengths):
+        found = encoder(words, mask)
+    assert [count for count, _ in shapes] == [16] * 4
+    assert (found[..., 0][mask] == words[mask]).all()

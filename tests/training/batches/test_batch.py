@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,13 +12,15 @@ from calligram.data.pairing import Pairing
 from calligram.device import ASYNCHRONOUS_BYTES, pin_if_large, prepare_ahead
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary, length_groups
+from calligram.models.matcher import Encoded
 from calligram.training.batches.batch import (
     Batches,
     PairSampler,
     copy_to_device,
     fits_device,
 )
+from calligram.training.objectives.objective import RankingObjective
 
 
 def batches(pairing: Pairing, size: int = 14, **options: object) -> Batches:
@@ -34,6 +37,25 @@ def test_a_batch_has_each_image_and_text_once_with_all_their_matches(tiny):
     assert torch.equal(batch.image_target.T, batch.text_target)
     matching = batch.image_groups[:, None] == batch.text_groups[None, :]
     assert matching[batch.image_target > 0].all()
+    assert batch.text_lengths == tuple(batch.text_mask.sum(1).tolist())
+
+
+def test_objectives_tell_text_encoders_the_lengths_of_texts(tiny):
+    batch, seen = next(batches(tiny.sentences("train"), 15).epoch(0)), []
+    longer = replace(batch, texts=torch.zeros(80, 40), text_lengths=tuple(range(1, 41)) * 2)
+
+    class Watching:
+        def encode_images(self, images):
+            return Encoded(images.flatten(1))
+
+        def encode_texts(self, texts, mask):
+            seen.append(length_groups(*texts.shape))
+            return Encoded(texts.float())
+
+    RankingObjective().encode(Watching(), longer)
+    lengths = np.array(longer.text_lengths)
+    assert len(seen[0]) == 4
+    assert all(lengths[rows].max() <= length for rows, length in seen[0])
 
 
 def test_an_image_drawn_twice_is_not_its_own_negative(tiny):

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from calligram.device import device_of, network_precision, without_cudnn_attenti
 from calligram.errors import UserError
 from calligram.features.inputs import TextInput
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
+from calligram.features.texts.vocabulary import length_groups
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import (
     build_model,
@@ -31,6 +33,7 @@ from calligram.features.transformers_models import (
     loading_error,
     quiet_transformers,
     run_with_compiled_layers,
+    transformer_layers,
 )
 from calligram.files import parts_hash
 from calligram.hub import look_for_hub
@@ -41,6 +44,8 @@ Ints = NDArray[np.int64]
 Halves = NDArray[np.float16]
 
 ENCODE_BATCH_TEXTS = 256
+GROUPED_GPU_PRODUCTS = 250_000_000_000
+"""products of tokens and weights of the layers from which texts are encoded in groups on a GPU"""
 FULL_MASK_MODELS = ("bert", "mpnet")
 """types of models whose layers use a mask (N, 1, W, W) as it is given"""
 
@@ -94,8 +99,32 @@ class TextEncoder(nn.Module):
             self.model.save_pretrained(folder)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Encode token ids (N, W) with their mask into states (N, W, dim)."""
+        """Encode token ids (N, W) with their mask into states (N, W, dim); texts of similar length together, if lengths
+        are known.
+        """
+        groups = length_groups(*words.shape) if self._pays_to_group(words) else []
+        if len(groups) <= 1:
+            states = self._states(words, mask)
+        elif words.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the lengths of texts differ from batch to batch")  # steps then run without CUDA graphs
+        else:
+            pieces, place = [], np.argsort(np.concatenate([rows for rows, _ in groups]))
+            for rows, length in groups:
+                chosen = _index(rows, words.device)
+                found = self._states(words[chosen, :length], mask[chosen, :length])
+                pieces.append(F.pad(found, (0, 0, 0, words.shape[1] - length)))
+            states = torch.cat(pieces).index_select(0, _index(place, words.device))
+        return states if torch.is_grad_enabled() else states.float()
 
+    def _pays_to_group(self, words: Tensor) -> bool:
+        """On a GPU only for much work: several groups take several times as many kernels, and no CUDA graph."""
+        return not words.is_cuda or words.numel() * self._layer_weights >= GROUPED_GPU_PRODUCTS
+
+    @cached_property
+    def _layer_weights(self) -> int:
+        return sum(weights.numel() for layer in transformer_layers(self.model) for weights in layer.parameters())
+
+    def _states(self, words: Tensor, mask: Tensor) -> Tensor:
         def run() -> Tensor:
             given = full_mask(self.model, mask) if words.is_cuda else mask.long()
             found: Tensor = self.model(input_ids=words, attention_mask=given).last_hidden_state
@@ -103,7 +132,12 @@ class TextEncoder(nn.Module):
 
         with without_cudnn_attention(words), network_precision(words):
             states: Tensor = run_with_compiled_layers(self.model, run)
-        return states if torch.is_grad_enabled() else states.float()
+        return states
+
+
+def _index(rows: Ints, device: torch.device) -> Tensor:
+    found = torch.from_numpy(rows)
+    return (found.pin_memory() if device.type == "cuda" else found).to(device, non_blocking=True)
 
 
 def full_mask(model: Any, mask: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""Vocabularies, and the spans of tokens and words in a text."""
+"""Vocabularies, the spans of tokens and words in a text, and groups of texts with similar numbers of tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +20,14 @@ from calligram.features.inputs import TextInput
 from calligram.progress import Track, silent
 from calligram.text import TextSpan, tokenise, whitespace_word_spans, word_spans
 
+Ints = NDArray[np.int64]
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
+LENGTH_GROUPS, MIN_GROUP_TEXTS = 4, 16
+"""groups of texts of similar length in a batch, and the fewest texts in one"""
+GROUP_LENGTH_MULTIPLE = 4
+MIN_SAVED_SHARE = 0.15
+"""share of tokens that groups have to save"""
 
 
 @dataclass(frozen=True)
@@ -136,3 +144,38 @@ def _word_index(token: TextSpan, words: Sequence[TextSpan]) -> int | None:
     overlap = [min(token[1], end) - max(token[0], start) for start, end in words]
     best = max(range(len(words)), key=overlap.__getitem__, default=None)
     return best if best is not None and overlap[best] > 0 else None
+
+
+_LENGTHS: ContextVar[Sequence[int]] = ContextVar("lengths of the texts that are encoded", default=())
+
+
+@contextmanager
+def known_lengths(lengths: Sequence[int]) -> Iterator[None]:
+    """Encode texts of similar length together inside a block: padding of a batch is often more than half of its tokens.
+
+    Args:
+        lengths: number of tokens of each text; empty if unknown. A mask on a GPU has them too, but reading it waits.
+    """
+    before = _LENGTHS.set(lengths)
+    try:
+        yield
+    finally:
+        _LENGTHS.reset(before)
+
+
+def length_groups(count: int, longest: int) -> list[tuple[Ints, int]]:
+    """Return groups of texts of similar length: their rows, and the number of tokens that they are padded to.
+
+    Groups have as many texts each. There is one group where lengths are not known, and where more would save little.
+    """
+    whole, lengths = [(np.arange(count), longest)], np.asarray(_LENGTHS.get(), dtype=np.int64)
+    if len(lengths) != count or count < LENGTH_GROUPS * MIN_GROUP_TEXTS:
+        return whole
+    order = np.argsort(lengths, kind="stable")
+    found = [(rows, min(longest, _round_up(int(lengths[rows[-1]])))) for rows in np.array_split(order, LENGTH_GROUPS)]
+    saved = 1 - sum(len(rows) * length for rows, length in found) / (count * longest)
+    return found if saved >= MIN_SAVED_SHARE else whole
+
+
+def _round_up(length: int) -> int:
+    return -(-max(length, 1) // GROUP_LENGTH_MULTIPLE) * GROUP_LENGTH_MULTIPLE

@@ -200,6 +200,8 @@ class Batch:
     targets, where every item has one row"""
     text_neighbours: Tensor | None = None
     """(B, T) neighbourhoods of the first B texts"""
+    text_lengths: tuple[int, ...] = ()
+    """number of tokens of each text; empty if they are not known"""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function to every tensor."""
@@ -314,6 +316,7 @@ class Batches:
             torch.from_numpy(images),
             torch.from_numpy(texts),
             torch.from_numpy(np.argwhere(target > 0)),
+            text_lengths=tuple(self._texts.lengths[mine_texts].tolist()),
         )
         return host.map_tensors(pin_if_large) if self.device.type == "cuda" else host
 

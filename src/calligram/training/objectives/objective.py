@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from calligram.device import is_single_process, uses_cuda_graphs
 from calligram.errors import UserError
+from calligram.features.texts.vocabulary import known_lengths
 from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.matcher import Encoded, Matcher
@@ -127,7 +128,8 @@ class Objective(nn.Module):
     def encode(self, matcher: Matcher, batch: Batch) -> tuple[Encoded, Encoded]:
         """Encode images and texts of the whole batch, gathered from all processes."""
         images = matcher.encode_images(batch.images)
-        texts = matcher.encode_texts(batch.texts, batch.text_mask)
+        with known_lengths(batch.text_lengths):
+            texts = matcher.encode_texts(batch.texts, batch.text_mask)
         if not is_single_process():
             images, texts = gather(images), gather(texts)
         self._encoded = Encoded(images.vectors.detach()), Encoded(texts.vectors.detach())
@@ -275,7 +277,8 @@ class EnsembleObjective(Objective):
             yield self(matcher, batch)
             return
         self.measures, encoded = {}, []
-        members = ensemble.encode_separately(batch.images, batch.texts, batch.text_mask)
+        with known_lengths(batch.text_lengths):
+            members = ensemble.encode_separately(batch.images, batch.texts, batch.text_mask)
         for number, (member, images, texts) in enumerate(members, 1):
             encoded.append((images.vectors.detach(), texts.vectors.detach()))
             yield self._member_terms(number, batch, (member, images, texts))
