@@ -18,7 +18,7 @@ CORE = {
 }  # fmt: skip
 
 
-KERNELS = {f"calligram.models.layers.fused_{name}" for name in ("attention", "gru", "unit")}
+KERNELS = {f"calligram.models.layers.fused_{name}" for name in ("attention", "gru", "pair_attention", "unit")}
 """modules that need Triton, which comes with torch for CUDA; others import them on use"""
 
 

@@ -103,7 +103,7 @@ class TextEncoder(nn.Module):
         are known.
         """
         groups = length_groups(*words.shape) if self._pays_to_group(words) else []
-        if len(groups) <= 1:
+        if not groups:
             states = self._states(words, mask)
         elif words.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the lengths of texts differ from batch to batch")  # steps then run without CUDA graphs

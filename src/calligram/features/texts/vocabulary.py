@@ -166,15 +166,15 @@ def known_lengths(lengths: Sequence[int]) -> Iterator[None]:
 def length_groups(count: int, longest: int) -> list[tuple[Ints, int]]:
     """Return groups of texts of similar length: their rows, and the number of tokens that they are padded to.
 
-    Groups have as many texts each. There is one group where lengths are not known, and where more would save little.
+    Groups have as many texts each. There are none where lengths are not known, and where groups would save little.
     """
-    whole, lengths = [(np.arange(count), longest)], np.asarray(_LENGTHS.get(), dtype=np.int64)
-    if len(lengths) != count or count < LENGTH_GROUPS * MIN_GROUP_TEXTS:
-        return whole
+    lengths = np.asarray(_LENGTHS.get(), dtype=np.int64)
+    if not len(lengths) or len(lengths) != count or count < LENGTH_GROUPS * MIN_GROUP_TEXTS:
+        return []
     order = np.argsort(lengths, kind="stable")
     found = [(rows, min(longest, _round_up(int(lengths[rows[-1]])))) for rows in np.array_split(order, LENGTH_GROUPS)]
     saved = 1 - sum(len(rows) * length for rows, length in found) / (count * longest)
-    return found if saved >= MIN_SAVED_SHARE else whole
+    return found if saved >= MIN_SAVED_SHARE else []
 
 
 def _round_up(length: int) -> int:
