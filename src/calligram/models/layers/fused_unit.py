@@ -1,9 +1,9 @@
 """Triton kernels of mmca's pair module on a GPU: what follows attention, for all pairs, without gradients.
 
-``unit_tile`` applies the output map, the inner layers and both layer norms to a
-tile of parts. All of it stays in registers; weights pass through the cache of the multiprocessor in pieces. For images
-only the mean over regions is written. For texts the words are written, and ``ngram_tile`` reads them once: it
-goes along the words of 128 pairs, keeps the sums of the n-grams that are not complete yet, and the largest so far.
+``unit_tile`` applies the output map, the inner layers and both layer norms to a tile of parts. All of it stays in
+registers; weights pass through the cache of the multiprocessor in pieces. For images only the mean over regions is
+written. For texts the words are written, and ``ngram_tile`` reads them once: it goes along the words of 128 pairs,
+keeps the sums of the n-grams that are not complete yet, and the largest so far.
 
 Factors of matrix products are in bfloat16. Sums, layer norms and everything else are in float32.
 """

@@ -30,8 +30,8 @@ EXTRA_COLUMNS = 3
 """extra columns of queries and keys: log Z_own in two pieces, and the mask"""
 ATTENTION_KERNEL = "attention of mmca"
 """name of the kernels of ``fused_pair_attention.py``"""
-MAX_FUSED_PARTS, MAX_FUSED_HEAD = 128, 64
-"""largest number of keys, and largest size of a head, that they take"""
+MAX_FUSED_PARTS, MAX_FUSED_HEAD = 128, 32
+"""largest number of keys, and largest size of a head, that they take: so much fits into the shared memory of any GPU"""
 
 
 class PreparedItems(NamedTuple):
