@@ -107,7 +107,7 @@ def training() -> list[Row]:
 
 def text_lengths() -> list[Row]:
     """A text encoder of MiniLM's size, forward and backward, for captions as long as Flickr's: with texts of similar
-    length together, and with all texts padded to the longest.
+    length together, and with all texts padded to the longest. On a GPU so little work is not divided into groups.
     """
     from transformers import BertConfig, BertModel
 

@@ -137,6 +137,23 @@ def load_head(items, row, column, count, exists, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def load_queries(items, attended, totals, row, head, column, rows, exists, H: tl.constexpr, S: tl.constexpr):
+    """Queries of some parts, and the attention to their own item with its logit."""
+    queries = load_head(items, row, head * S + column, rows, exists, 3 * H * S)
+    within = load_head(attended, row, head * S + column, rows, exists, H * S).to(tl.float32)
+    return queries, within, tl.load(totals + row * H + head, mask=row < rows, other=0.0)
+
+
+@triton.jit
+def logit_gradients(queries, keys, values, hidden, own, within, gradient):
+    """Weights of the keys and gradients of their logits; the same of the one key that stands for the own item."""
+    shares, mine, _ = weigh_keys(queries, keys, hidden, own)
+    of_shares, of_mine = tl.dot(gradient, tl.trans(values)), tl.sum(gradient.to(tl.float32) * within, 1)
+    mean = tl.sum(shares * of_shares, 1) + mine * of_mine
+    return shares, (shares * (of_shares - mean[:, None])).to(tl.bfloat16), mine, mine * (of_mine - mean)
+
+
+@triton.jit
 def load_context(others, mask, context, head, column, positions, exists,
                  D: tl.constexpr, S: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Keys, values and the mask of one item that is attended to."""
@@ -156,9 +173,7 @@ def attend_others_tile(items, others, mask, attended, totals, result, rows, cont
     head, column = tl.program_id(0) % H, tl.arange(0, B)
     row, exists = (tl.program_id(0) // H).to(tl.int64) * M + tl.arange(0, M), column < S
     some, at = row < rows, head * S + column
-    queries = load_head(items, row, at, rows, exists, 3 * H * S)
-    within = load_head(attended, row, at, rows, exists, H * S).to(tl.float32)
-    own = tl.load(totals + row * H + head, mask=some, other=0.0)
+    queries, within, own = load_queries(items, attended, totals, row, head, column, rows, exists, H, S)
     first = tl.program_id(1).to(tl.int64) * GROUP
     for number in range(0, tl.minimum(GROUP, contexts - first)):
         context = first + number
@@ -177,22 +192,17 @@ def attend_others_backward_items(items, others, mask, attended, totals, grads, g
     head, column = tl.program_id(0) % H, tl.arange(0, B)
     row, exists = (tl.program_id(0) // H).to(tl.int64) * M + tl.arange(0, M), column < S
     some, at = row < rows, head * S + column
-    queries = load_head(items, row, at, rows, exists, 3 * H * S)
-    within = load_head(attended, row, at, rows, exists, H * S).to(tl.float32)
-    own = tl.load(totals + row * H + head, mask=some, other=0.0)
+    queries, within, own = load_queries(items, attended, totals, row, head, column, rows, exists, H, S)
     of_queries, of_within = tl.full((M, B), 0.0, tl.float32), tl.full((M, B), 0.0, tl.float32)
     of_own = tl.full((M,), 0.0, tl.float32)
     first = tl.program_id(1).to(tl.int64)  # zero, in 64 bits
     for number in range(0, contexts):
         context = first + number
         keys, values, hidden = load_context(others, mask, context, head, column, positions, exists, H * S, S, N)
-        shares, mine, _ = weigh_keys(queries, keys, hidden, own)
         gradient = load_head(grads + context * rows * (H * S), row, at, rows, exists, H * S)
-        of_shares, of_mine = tl.dot(gradient, tl.trans(values)), tl.sum(gradient.to(tl.float32) * within, 1)
-        mean = tl.sum(shares * of_shares, 1) + mine * of_mine
-        of_logits = (shares * (of_shares - mean[:, None])).to(tl.bfloat16)
+        _, of_logits, mine, of_mine = logit_gradients(queries, keys, values, hidden, own, within, gradient)
         of_queries = tl.dot(of_logits, keys, of_queries)
-        of_own += mine * (of_mine - mean)
+        of_own += of_mine
         of_within += mine[:, None] * gradient.to(tl.float32)
     inside = some[:, None] & exists[None, :]
     tl.store(grad_items + row[:, None] * (3 * H * S) + at[None, :], of_queries.to(tl.bfloat16), mask=inside)
@@ -211,14 +221,9 @@ def attend_others_backward_context(items, others, mask, attended, totals, grads,
     grad_keys, grad_values = tl.full((N, B), 0.0, tl.float32), tl.full((N, B), 0.0, tl.float32)
     for start in range(0, rows, M):
         row = start + tl.arange(0, M)
-        queries = load_head(items, row, at, rows, exists, 3 * H * S)
-        within = load_head(attended, row, at, rows, exists, H * S).to(tl.float32)
-        own = tl.load(totals + row * H + head, mask=row < rows, other=0.0)
-        shares, mine, _ = weigh_keys(queries, keys, hidden, own)
+        queries, within, own = load_queries(items, attended, totals, row, head, column, rows, exists, H, S)
         gradient = load_head(grads + context * rows * (H * S), row, at, rows, exists, H * S)
-        of_shares, of_mine = tl.dot(gradient, tl.trans(values)), tl.sum(gradient.to(tl.float32) * within, 1)
-        mean = tl.sum(shares * of_shares, 1) + mine * of_mine
-        of_logits = (shares * (of_shares - mean[:, None])).to(tl.bfloat16)
+        shares, of_logits, _, _ = logit_gradients(queries, keys, values, hidden, own, within, gradient)
         grad_values += tl.dot(tl.trans(shares.to(tl.bfloat16)), gradient)
         grad_keys += tl.dot(tl.trans(of_logits), queries)
     position = tl.arange(0, N)
