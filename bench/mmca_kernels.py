@@ -14,18 +14,11 @@ from mmca import FEATURES, STATES, Sizes, items, lowered
 from mmca_limits import products, timed_best
 from torch import Tensor
 
-from calligram.models.layers.fused_unit import (
-    NGRAM_TILE,
-    UNIT_TILE,
-    Tile,
-    best_ngrams,
-    unit_after_attention,
-)
+from calligram.models.layers.fused_unit import MAP_TILE, NGRAM_TILE, Tile, best_ngrams, unit_after_attention
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings, PairModule, Prepared
 
-UNIT_TILES = [Tile(*each) for each in product((64, 128), (32, 64), (4, 8, 16), (1, 2, 3))]
-NGRAM_TILES = [Tile(*each) for each in product((64, 128), (16, 32, 64), (4, 8), (2, 3))]
+TILES = [Tile(*each) for each in product((64, 128), (4, 8, 16), (1, 2))]
 
 
 def pieces(module: PairModule, images: Prepared, texts: Prepared) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -42,13 +35,13 @@ def pieces(module: PairModule, images: Prepared, texts: Prepared) -> Iterator[tu
     def of_texts(tile: Tile) -> Tensor:
         return unit_after_attention(unit, to_images, texts.parts, texts.mask, pool=False, tile=tile)
 
-    words = of_texts(UNIT_TILE)
+    words = of_texts(MAP_TILE)
     best = best_ngrams(module.ngrams, words, texts.mask)
     yield "last map of texts", lambda: module.ngrams.project_best(best)
-    for tile in (UNIT_TILE, *UNIT_TILES):
+    for tile in (MAP_TILE, *TILES):
         yield f"unit of images, {tile}", lambda tile=tile: of_images(tile)  # type: ignore[misc]
         yield f"unit of texts, {tile}", lambda tile=tile: of_texts(tile)  # type: ignore[misc]
-    for tile in (NGRAM_TILE, *NGRAM_TILES):
+    for tile in (NGRAM_TILE, *TILES):
         yield f"n-grams, {tile}", lambda tile=tile: best_ngrams(module.ngrams, words, texts.mask, tile)  # type: ignore[misc]
 
 
