@@ -67,18 +67,16 @@ SMALL = Sizes(images=40, texts=80, batch=8, part=80, loop=8, stacked=128, times=
 
 
 def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
-    """A training step and scoring: on an accelerator in bfloat16, in single precision, and with TensorFloat32.
+    """A training step and scoring: on an accelerator in bfloat16, then in single precision.
 
-    All that is asked about is measured in the first of them. The others are of a part of the texts and not compiled,
-    which would take minutes.
+    All that is asked about is measured in the first of them. The other is of a part of the texts and not compiled.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = sizes or (Sizes() if device == "cuda" else SMALL)
     found: list[Row] = []
-    for number, precision in enumerate(("bf16", "fp32", "tf32") if device == "cuda" else ("fp32",)):
+    for number, precision in enumerate(("bf16", "fp32") if device == "cuda" else ("fp32",)):
         first = not number
         sizes = sizes if first else sizes._replace(texts=sizes.part)
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.manual_seed(0)
         text = TextArchitecture("states", state_dim=STATES)
         own = MMCASettings(
@@ -91,7 +89,6 @@ def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
         found += training(row, matcher, sizes, device, precision, compiles=compiles)
         for varied in (False, True) if first else (False,):
             found += scoring(row, matcher, sizes, device, precision, varied=varied, compiles=compiles)
-    torch.backends.cuda.matmul.allow_tf32 = False
     return found
 
 
@@ -136,8 +133,9 @@ def scoring(
         apart = {"": float((matcher.score(images, part) - expected).abs().max())}
     found = [row(f"{name}: scoring", ours, "s")]
     ways = {"": ours}
-    for way, compiled in ((", without kernels", False), (", compiled", True)) if compiles else ():
-        with use_kernels(False), use_compile(compiled), lowered(device, precision):
+    if compiles:
+        way = ", without kernels"
+        with use_kernels(False), lowered(device, precision):
             matcher.score(images, part)
             ways[way] = timed(device, lambda: matcher.score(images, texts), sizes.times)
             apart[way] = float((matcher.score(images, part) - expected).abs().max())
@@ -174,9 +172,8 @@ def tiles(row: Rows, name: str, score: Callable[[], Tensor], precision: str, dev
     before, found = score_tiles.TILE_PRODUCTS[device], []
     for factor in (0.25, 1, 4):
         score_tiles.TILE_PRODUCTS[device] = int(before * factor)
-        for way, on in (("", False), (", compiled", True)):
-            with use_kernels(not on), use_compile(on), lowered(device, precision):
-                found.append(row(f"{name}: a tenth, tiles {factor} as large{way}", timed_best(device, score, 1), "s"))
+        with lowered(device, precision):
+            found.append(row(f"{name}: a tenth, tiles {factor} as large", timed_best(device, score, 1), "s"))
     score_tiles.TILE_PRODUCTS[device] = before
     return found
 

@@ -14,11 +14,12 @@ from mmca import FEATURES, STATES, Sizes, items, lowered
 from mmca_limits import products, timed_best
 from torch import Tensor
 
-from calligram.models.layers.fused_unit import MAP_TILE, NGRAM_TILE, Tile, best_ngrams, unit_after_attention
+from calligram.models.layers.fused_unit import NGRAM_TILE, NORM_TILE, Tile, best_ngrams, unit_after_attention
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings, PairModule, Prepared
 
-TILES = [Tile(*each) for each in product((64, 128), (4, 8, 16), (1, 2))]
+NORM_TILES = [Tile(*each) for each in product((4, 8, 16, 32), (4, 8), (1,))]
+NGRAM_TILES = [Tile(*each) for each in product((64, 128), (4, 8, 16), (1, 2))]
 
 
 def pieces(module: PairModule, images: Prepared, texts: Prepared) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -35,13 +36,13 @@ def pieces(module: PairModule, images: Prepared, texts: Prepared) -> Iterator[tu
     def of_texts(tile: Tile) -> Tensor:
         return unit_after_attention(unit, to_images, texts.parts, texts.mask, pool=False, tile=tile)
 
-    words = of_texts(MAP_TILE)
+    words = of_texts(NORM_TILE)
     best = best_ngrams(module.ngrams, words, texts.mask)
     yield "last map of texts", lambda: module.ngrams.project_best(best)
-    for tile in (MAP_TILE, *TILES):
+    for tile in (NORM_TILE, *NORM_TILES):
         yield f"unit of images, {tile}", lambda tile=tile: of_images(tile)  # type: ignore[misc]
         yield f"unit of texts, {tile}", lambda tile=tile: of_texts(tile)  # type: ignore[misc]
-    for tile in (NGRAM_TILE, *TILES):
+    for tile in (NGRAM_TILE, *NGRAM_TILES):
         yield f"n-grams, {tile}", lambda tile=tile: best_ngrams(module.ngrams, words, texts.mask, tile)  # type: ignore[misc]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from calligram.device import compile_if_enabled, kernel_applies, run_kernel
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
-from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
+from calligram.models.layers.score_tiles import TILE_PRODUCTS, score_in_tiles, score_some_in_tiles
 from calligram.models.layers.text_cnn import NgramText
 from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.layers.transformer_unit import (
@@ -34,6 +34,8 @@ FUSED_HEAD_SIZES = (8, 16, 32, 64)
 """sizes of a head that they take"""
 MAX_FUSED_PARTS = 128
 """largest number of regions or words that they take"""
+SCORING_TILE = 4
+"""how many times as large a tile is on a GPU without gradients: a quarter of the numbers exist at the same time"""
 
 
 Prepared = PreparedItems | AttendedItems
@@ -254,8 +256,14 @@ class MMCA(Matcher):
         if scores.device.type == "cpu" and min(sizes) <= MAX_STACKED_ITEMS:
             rows, columns = (each.flatten() for each in torch.meshgrid(*map(torch.arange, sizes), indexing="ij"))
             return scores + self.settings.alpha * self._pair_cosines(images, texts, rows, columns).view(sizes)
+        large = scores.is_cuda and not torch.is_grad_enabled()
         return scores + self.settings.alpha * score_in_tiles(
-            images, texts, self.pairs, prepare=self.pairs.prepare_items, pair_products=self._pair_products
+            images,
+            texts,
+            self.pairs,
+            prepare=self.pairs.prepare_items,
+            pair_products=self._pair_products,
+            tile=SCORING_TILE * TILE_PRODUCTS["cuda"] if large else None,
         )
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:

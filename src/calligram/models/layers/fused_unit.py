@@ -1,11 +1,13 @@
-"""Triton kernels of mmca's pair module on a GPU: what follows attention, for all pairs, without gradients.
+"""What follows attention in mmca's pair module on a GPU, for all pairs, without gradients.
 
-``map_tile`` multiplies parts by one matrix, and adds what follows: a bias with ReLU, or a residual with layer norm. The
-matrix stays in shared memory while a program goes along the parts, so each part is read and written once.
-``mean_tile`` averages the regions of an image. ``ngram_tile`` goes along the words of 128 pairs, keeps the sums of the
-n-grams that are not complete yet, and the largest so far.
+cuBLAS computes the matrix products of the unit. Its epilogue adds the bias of the inner layer and applies ReLU. Triton
+kernels do the rest. ``norm_tile`` adds a bias and a residual to a product, and applies layer norm. ``norm_mean_tile``
+does the same, and averages the regions of an image without writing them. ``ngram_tile`` goes along the words of 128
+pairs, keeps the sums of the n-grams that are not complete yet, and the largest so far.
 
-Factors of matrix products are in bfloat16. Sums, layer norms and everything else are in float32.
+Factors of matrix products are in bfloat16, and their sums are in float32. The products of the unit are rounded to
+bfloat16 when they are written, and so are the parts after layer norm. The bias of the inner layer is in bfloat16 too.
+Everything else is in float32.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
@@ -25,12 +28,12 @@ class Tile(NamedTuple):
     """Size of a tile, and how a program runs."""
 
     rows: int
-    """parts in a tile of ``map_tile``, or pairs in a tile of the others"""
+    """parts in a tile of ``norm_tile``, or pairs in a tile of the others"""
     warps: int
     stages: int
 
 
-MAP_TILE, MEAN_TILE, NGRAM_TILE = Tile(64, 8, 2), Tile(16, 4, 3), Tile(128, 8, 2)
+NORM_TILE, MEAN_TILE, NGRAM_TILE = Tile(16, 4, 1), Tile(8, 4, 3), Tile(128, 8, 2)
 """``bench/mmca_kernels.py`` measures others"""
 NGRAM_FILTERS = 32
 """filters of a program of ``ngram_tile``, whose weights stay in shared memory"""
@@ -44,41 +47,40 @@ def layer_norm(values, weight, bias, column, eps, D: tl.constexpr):
     return centred * scale[:, None] * tl.load(weight + column)[None, :] + tl.load(bias + column)[None, :]
 
 
-@triton.jit(do_not_specialize=["rows", "own_rows", "residuals", "tiles"])
-def map_tile(values, matrix, bias, residual, gain, shift, shares, result, rows, own_rows, residuals, tiles, eps,
-             NORM: tl.constexpr, MASK: tl.constexpr, D: tl.constexpr, M: tl.constexpr):  # fmt: skip
-    """Rows times a matrix, plus bias: with ReLU; or with a residual and layer norm, and with zeros for padding.
+@triton.jit(do_not_specialize=["rows", "residuals", "own_rows"])
+def norm_tile(values, residual, bias, gain, shift, shares, result, rows, residuals, own_rows, eps,
+              MASK: tl.constexpr, D: tl.constexpr, M: tl.constexpr):  # fmt: skip
+    """Layer norm of rows plus bias and residual; with zeros for padding.
 
     Rows of the residual, and shares, start again after the last of them.
     """
-    column = tl.arange(0, D)
-    weights, added = tl.load(matrix + column[:, None] * D + column[None, :]), tl.load(bias + column)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row = tl.arange(0, M).to(tl.int64) + tile * M
-        inside = (row < rows)[:, None]
-        found = tl.dot(tl.load(values + row[:, None] * D + column[None, :], mask=inside, other=0.0), tl.trans(weights))
-        found += added[None, :]
-        if NORM:
-            at = (row % residuals)[:, None] * D + column[None, :]
-            found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-            found = layer_norm(found, gain, shift, column, eps, D)
-        else:
-            found = tl.maximum(found, 0.0)
-        if MASK:
-            found = tl.where((tl.load(shares + row % own_rows) > 0)[:, None], found, 0.0)
-        tl.store(result + row[:, None] * D + column[None, :], found.to(tl.bfloat16), mask=inside)
+    row = tl.arange(0, M).to(tl.int64) + tl.program_id(0).to(tl.int64) * M
+    column, inside = tl.arange(0, D), (row < rows)[:, None]
+    place, at = row[:, None] * D + column[None, :], (row % residuals)[:, None] * D + column[None, :]
+    found = tl.load(values + place, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + column)[None, :]
+    found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    found = layer_norm(found, gain, shift, column, eps, D)
+    if MASK:
+        found = tl.where((tl.load(shares + row % own_rows) > 0)[:, None], found, 0.0)
+    tl.store(result + place, found.to(tl.bfloat16), mask=inside)
 
 
 @triton.jit(do_not_specialize=["pairs", "items", "positions"])
-def mean_tile(values, shares, result, pairs, items, positions, D: tl.constexpr, M: tl.constexpr):
-    """Means of the parts of some pairs, with the weight of each part."""
-    pair, column = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M), tl.arange(0, D)
-    exists, total = pair < pairs, tl.full((M, D), 0.0, tl.float32)
-    start, weight = pair[:, None] * positions * D + column[None, :], shares + (pair % items) * positions
+def norm_mean_tile(values, residual, bias, gain, shift, shares, result, pairs, items, positions, eps,
+                   D: tl.constexpr, M: tl.constexpr):  # fmt: skip
+    """Means of the parts of some pairs, with the weight of each part, after bias, residual and layer norm."""
+    pair = tl.arange(0, M).to(tl.int64) + tl.program_id(0).to(tl.int64) * M
+    column, exists = tl.arange(0, D), pair < pairs
+    inside, total = exists[:, None], tl.full((M, D), 0.0, tl.float32)
+    start, weight = (pair * positions)[:, None] * D + column[None, :], shares + (pair % items) * positions
+    added = tl.load(bias + column)[None, :]
     for position in range(0, positions):
-        part = tl.load(values + start + position * D, mask=exists[:, None], other=0.0).to(tl.float32)
-        total += part * tl.load(weight + position, mask=exists, other=0.0)[:, None]
-    tl.store(result + pair[:, None] * D + column[None, :], total, mask=exists[:, None])
+        at = start + position * D
+        found = tl.load(values + at, mask=inside, other=0.0).to(tl.float32) + added
+        found += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        found = layer_norm(found, gain, shift, column, eps, D)
+        total += found * tl.load(weight + position, mask=exists, other=0.0)[:, None]
+    tl.store(result + pair[:, None] * D + column[None, :], total, mask=inside)
 
 
 @triton.jit
@@ -137,26 +139,36 @@ def _lower(*tensors: Tensor) -> list[Tensor]:
     return [each.to(torch.bfloat16).contiguous() for each in tensors]
 
 
-def _map(
-    values: Tensor,
-    layer: nn.Linear,
-    residual: Tensor | None,
+def _norm(
+    product: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
     norm: nn.LayerNorm,
     shares: Tensor | None,
     tile: Tile,
 ) -> Tensor:
-    """Apply a layer to rows (..., D) with ``map_tile``: with ReLU, or with a residual and layer norm."""
-    dim = values.shape[-1]
-    rows, result = values.numel() // dim, torch.empty_like(values)
-    tiles, matrix = triton.cdiv(rows, tile.rows), layer.weight.to(torch.bfloat16).contiguous()
-    bias = matrix.new_zeros(dim, dtype=torch.float32) if layer.bias is None else layer.bias.float()
-    programs = torch.cuda.get_device_properties(values.device).multi_processor_count if values.is_cuda else 4
-    with torch.cuda.device_of(values):
-        map_tile[(min(tiles, programs),)](
-            values, matrix, bias, values if residual is None else residual, norm.weight.float(), norm.bias.float(),
-            bias if shares is None else shares, result, rows, 1 if shares is None else shares.numel(),
-            1 if residual is None else residual.numel() // dim, tiles, norm.eps, NORM=residual is not None,
+    """Apply ``norm_tile`` to a product (..., D); with zeros for padding if there are shares."""
+    dim = product.shape[-1]
+    rows, result = product.numel() // dim, torch.empty_like(product)
+    added = product.new_zeros(dim, dtype=torch.float32) if bias is None else bias.float()
+    with torch.cuda.device_of(product):
+        norm_tile[(triton.cdiv(rows, tile.rows),)](
+            product, residual, added, norm.weight.float(), norm.bias.float(), added if shares is None else shares,
+            result, rows, residual.numel() // dim, 1 if shares is None else shares.numel(), norm.eps,
             MASK=shares is not None, D=dim, M=tile.rows, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    return result
+
+
+def _norm_mean(product: Tensor, bias: Tensor, residual: Tensor, norm: nn.LayerNorm, shares: Tensor) -> Tensor:
+    """Apply ``norm_mean_tile`` to a product (S, N, K, D): means (S, N, D)."""
+    contexts, items, positions, dim = product.shape
+    result = product.new_empty(contexts, items, dim, dtype=torch.float32)
+    with torch.cuda.device_of(product):
+        norm_mean_tile[(triton.cdiv(contexts * items, MEAN_TILE.rows),)](
+            product, residual, bias.float(), norm.weight.float(), norm.bias.float(), shares, result,
+            contexts * items, items, positions, norm.eps, D=dim, M=MEAN_TILE.rows,
+            num_warps=MEAN_TILE.warps, num_stages=MEAN_TILE.stages,
         )  # fmt: skip
     return result
 
@@ -168,27 +180,25 @@ def unit_after_attention(
     shares: Tensor,
     *,
     pool: bool,
-    tile: Tile = MAP_TILE,
+    tile: Tile = NORM_TILE,
 ) -> Tensor:
     """``TransformerUnit.feed_forward``: all parts (S, N, K, D), with zeros for padding; or their means (S, N, D).
 
     Args:
         shares: (N, K) weight of each part in the mean; zero for padding.
     """
-    contexts, items, positions, dim = attended.shape
-    (attended, parts), shares = _lower(attended, parts), shares.float().contiguous()
-    merged = _map(attended, unit.out, parts, unit.attended_norm, None, tile)
-    hidden = _map(merged, unit.inner, None, unit.norm, None, tile)
-    found = _map(hidden, unit.outer, merged, unit.norm, None if pool else shares, tile)
-    if not pool:
-        return found
-    result = found.new_empty(contexts, items, dim, dtype=torch.float32)
-    with torch.cuda.device_of(found):
-        mean_tile[(triton.cdiv(contexts * items, MEAN_TILE.rows),)](
-            found, shares, result, contexts * items, items, positions, D=dim, M=MEAN_TILE.rows,
-            num_warps=MEAN_TILE.warps, num_stages=MEAN_TILE.stages,
-        )  # fmt: skip
-    return result
+    dim, shares = attended.shape[-1], shares.float().contiguous()
+    attended, parts, out, inner, outer, bias = _lower(
+        attended, parts, unit.out.weight, unit.inner.weight, unit.outer.weight, unit.inner.bias
+    )
+    with torch.autocast(attended.device.type, enabled=False):
+        merged = _norm(F.linear(attended, out), None, parts, unit.attended_norm, None, tile)
+        # An epilogue of cuBLASLt adds the bias and applies ReLU before the product is written.
+        hidden = torch._addmm_activation(bias, merged.view(-1, dim), inner.t())
+        product = F.linear(hidden, outer).view_as(merged)
+        if pool:
+            return _norm_mean(product, unit.outer.bias, merged, unit.norm, shares)
+        return _norm(product, unit.outer.bias, merged, unit.norm, shares, tile)
 
 
 def _ngram_weights(ngrams: NgramText, dim: int) -> Tensor:
