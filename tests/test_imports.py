@@ -53,7 +53,7 @@ except AttributeError as error:
     assert done.stdout.strip() == "module 'calligram.losses' has no attribute 'nonsense'", done.stderr
 
 
-def test_training_and_evaluation_import_nothing_of_ours_outside_the_core(tmp_path):
+def test_training_and_evaluation_import_nothing_of_ours_outside_the_core(tmp_path, tiny):
     """Block every top-level package that is not the core's, its own dependencies or the standard library's."""
     script = """
 import sys
@@ -69,9 +69,15 @@ import calligram.recipes.catalog, calligram.recipes.parts.run, calligram.trainin
 from calligram.training.runs import TensorBoardWriter
 from pathlib import Path
 TensorBoardWriter(Path(".")).add(0, {"x": 1.0})
+from calligram.cli.main import import_pyarrow_for_command
+from calligram.data.collection import Collection
+import_pyarrow_for_command()
+Collection.open(sys.argv[1]).sentences("train")
+assert "pandas" not in sys.modules
 print("fine")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    command = [sys.executable, "-c", script, str(tiny.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "fine", done.stderr
 
 

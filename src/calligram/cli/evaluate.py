@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from calligram.cli.main import fast_imports, import_pyarrow_for_command
 from calligram.cli.screen import (
     RowTable,
     console,
@@ -80,9 +81,11 @@ def evaluate(
     )
     options.check()
     with show_spinner("loading"):
-        from calligram.data.collection import Collection
-        from calligram.device import device_named
-        from calligram.training.runs import Run
+        with fast_imports():
+            import_pyarrow_for_command()
+            from calligram.data.collection import Collection
+            from calligram.device import device_named
+            from calligram.training.runs import Run
 
         opened, source = Run.open(run), Collection.open(collection)
         matcher, inputs = opened.load()

@@ -297,21 +297,32 @@ def fast_imports() -> Iterator[None]:
             gc.enable()
 
 
-def import_lancedb_for_command() -> None:
-    """Import lancedb without pandas and without the client of remote servers, in 40% of the time.
+def import_pyarrow_for_command() -> None:
+    """Import pyarrow without pandas, which it would import where it is installed, in half a second.
 
-    pyarrow imports pandas where it is installed, and lancedb imports a client for REST servers; a library on disk needs
-    neither. Afterwards pyarrow converts nothing to pandas in this process. Call it therefore only in a process that
-    runs one command, never from code that others import.
+    Afterwards pyarrow converts nothing to pandas in this process. Call it therefore only in a process that runs one
+    command, never from code that others import.
     """
-    if "lancedb" in sys.modules or "pandas" in sys.modules or find_spec("lancedb") is None:
+    if "pandas" in sys.modules:
         return
     hidden = _HiddenPackage("pandas")
     sys.meta_path.insert(0, hidden)
     try:
-        import pyarrow.dataset  # noqa: F401
+        import pyarrow
+
+        pyarrow.scalar(0)  # here pyarrow looks for pandas, and remembers what it has found
     finally:
         sys.meta_path.remove(hidden)
+
+
+def import_lancedb_for_command() -> None:
+    """Import lancedb without pandas and without the client of remote servers, in 40% of the time.
+
+    A library on disk needs neither. See ``import_pyarrow_for_command``.
+    """
+    if "lancedb" in sys.modules or "pandas" in sys.modules or find_spec("lancedb") is None:
+        return
+    import_pyarrow_for_command()
     client = find_spec("lance_namespace_urllib3_client")
     if client is not None:
         sys.modules[client.name] = module_from_spec(client)  # its modules can be imported; its __init__ does not run

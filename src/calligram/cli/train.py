@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 from rich.table import Table
 
+from calligram.cli.main import fast_imports, import_pyarrow_for_command
 from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import command
 from calligram.files import replace_text
@@ -40,13 +41,15 @@ def train(
     ] = None,
 ) -> None:
     """Train a matcher. The run folder gets the settings, metrics, curves, the best matcher and the last state."""
-    from calligram.data.collection import Collection
-    from calligram.device import Processes, device_named
-    from calligram.models.catalog import RUN_FILE
-    from calligram.recipes.catalog import find_preset
-    from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.run import RunContext, run_preset
-    from calligram.training.runs import Run, draw_curves
+    with fast_imports():
+        import_pyarrow_for_command()
+        from calligram.data.collection import Collection
+        from calligram.device import Processes, device_named
+        from calligram.models.catalog import RUN_FILE
+        from calligram.recipes.catalog import find_preset
+        from calligram.recipes.parts.config import resolve
+        from calligram.recipes.parts.run import RunContext, run_preset
+        from calligram.training.runs import Run, draw_curves
 
     drawn = Run(out).complete and (out / "curves.png").is_file()
     chosen = find_preset(preset)

@@ -30,8 +30,6 @@ FUSED_KERNEL = "pair module of mmca"
 """name of the kernels of ``fused_unit.py``"""
 FUSED_SIZES = (64, 128, 256)
 """sizes of parts that they take"""
-FUSED_HEAD_SIZES = (8, 16, 32, 64)
-"""sizes of a head that they take"""
 MAX_FUSED_PARTS = 128
 """largest number of regions or words that they take"""
 SCORING_TILE = 4
@@ -118,7 +116,6 @@ def _fused_kernels_apply(module: PairModule, attended: Tensor, mask: Tensor) -> 
         and not torch.is_grad_enabled()
         and mask.shape[1] <= MAX_FUSED_PARTS
         and unit.heads * unit.size in FUSED_SIZES
-        and unit.size in FUSED_HEAD_SIZES
         and filters % 32 == 0
     )
 

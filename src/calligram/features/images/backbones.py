@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import worker_threads
@@ -116,9 +117,19 @@ class Backbone(nn.Module):
     @property
     def dim(self) -> int:
         """Dimension D of the vector and of the grid cells."""
-        with torch.no_grad():
-            training, size = self.training, int(getattr(self.model.config, "image_size", None) or 224)
-            output = self.eval()(torch.zeros(1, 3, size, size, device=device_of(self)))
+        training, size = self.training, int(getattr(self.model.config, "image_size", None) or 224)
+        image = torch.zeros(1, 3, size, size, device=device_of(self))
+        self.eval()
+        try:
+            with torch.no_grad():
+                # Shapes alone, without weights: the images of some networks are so large that a pass takes seconds.
+                weights = chain(self.named_parameters(), self.named_buffers())
+                shapes = {name: values.to("meta") for name, values in weights}
+                try:
+                    output = functional_call(self, shapes, image.to("meta"))
+                except (RuntimeError, NotImplementedError):  # a network that reads its numbers
+                    output = self(image)
+        finally:
             self.train(training)
         return int(output.vectors.shape[1])
 

@@ -33,7 +33,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-NORM_TILE, MEAN_TILE, NGRAM_TILE = Tile(16, 4, 1), Tile(8, 4, 3), Tile(128, 8, 2)
+NORM_TILE, MEAN_TILE, NGRAM_TILE = Tile(16, 4, 1), Tile(4, 4, 1), Tile(128, 8, 2)
 """``bench/mmca_kernels.py`` measures others"""
 NGRAM_FILTERS = 32
 """filters of a program of ``ngram_tile``, whose weights stay in shared memory"""
