@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -34,12 +35,17 @@ LARGE_NETWORKS = {"DINOv2-S": "dinov2_small_saliency", "EfficientNet-Lite2": "ef
 """folders of networks among the assets"""
 
 
+class MeasuredEnoughError(Exception):
+    """Stops the loop when it has been measured."""
+
+
 def loop_against_bare(name: str, settings: list[str], collection: Collection) -> list[Row]:
     """Steps of the loop against the bare forward and backward passes of the same network on one fixed batch.
 
     The loop does more: it draws and augments batches, clips gradients, steps the optimiser, averages weights and saves
-    the state of each epoch. The first epoch is left out: there kernels are chosen, and on a GPU the ways to take steps
-    are tried. The end of the last one is left out too: the other states are written while the next epoch runs.
+    the state of each epoch. It is the loop of a whole run, which is stopped when it has been measured: the ways to take
+    steps that are tried on a GPU depend on how many steps there are. The first epoch is left out, since they are tried
+    there.
     """
     preset, device = PRESETS["vse"], device_named()
     chosen = resolve(preset.defaults, settings)
@@ -73,10 +79,13 @@ def loop_against_bare(name: str, settings: list[str], collection: Collection) ->
                 del label, total
                 wait(device)
                 starts.append(time.perf_counter())
+                if len(starts) == measured + 2:
+                    raise MeasuredEnoughError
                 yield from items
 
-            timed = Stage(**{**vars(stage), "epochs": measured + 2})
-            train(plan.matcher, [timed], run, lambda matcher: {"rsum": 0.0}, loop=plan.loop, track=track)
+            whole = Stage(**{**vars(stage), "epochs": max(stage.epochs, measured + 2)})
+            with contextlib.suppress(MeasuredEnoughError):
+                train(plan.matcher, [whole], run, lambda matcher: {"rsum": 0.0}, loop=plan.loop, track=track)
             return measured * len(stage.batches) / (starts[-1] - starts[1])
 
         bare(3)
