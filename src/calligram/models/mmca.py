@@ -33,7 +33,7 @@ FUSED_SIZES = (64, 128, 256)
 MAX_FUSED_PARTS = 128
 """largest number of regions or words that they take"""
 SCORING_TILE = 4
-"""how many times as large a tile is on a GPU without gradients: a quarter of the numbers exist at the same time"""
+"""how many times as large a tile is where they score: a quarter of the numbers exist at the same time"""
 
 
 Prepared = PreparedItems | AttendedItems
@@ -253,14 +253,16 @@ class MMCA(Matcher):
         if scores.device.type == "cpu" and min(sizes) <= MAX_STACKED_ITEMS:
             rows, columns = (each.flatten() for each in torch.meshgrid(*map(torch.arange, sizes), indexing="ij"))
             return scores + self.settings.alpha * self._pair_cosines(images, texts, rows, columns).view(sizes)
-        large = scores.is_cuda and not torch.is_grad_enabled()
+        fused = (
+            kernel_applies(FUSED_KERNEL, scores) and torch.is_autocast_enabled("cuda") and not torch.is_grad_enabled()
+        )
         return scores + self.settings.alpha * score_in_tiles(
             images,
             texts,
             self.pairs,
             prepare=self.pairs.prepare_items,
             pair_products=self._pair_products,
-            tile=SCORING_TILE * TILE_PRODUCTS["cuda"] if large else None,
+            tile=SCORING_TILE * TILE_PRODUCTS["cuda"] if fused else None,
         )
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
