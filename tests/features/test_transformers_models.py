@@ -1,15 +1,18 @@
-"""Models by name, without the hub."""
+"""Models by name, without the hub; and shapes of their outputs."""
 
 from __future__ import annotations
 
 import socket
 
 import pytest
+import torch
 from huggingface_hub import constants
+from torch import nn
 
 from calligram import hub
 from calligram.errors import UserError
 from calligram.features.texts.text_encoder import TextEncoder
+from calligram.features.transformers_models import shapes_of_output
 from calligram.hub import look_for_hub
 
 
@@ -44,3 +47,35 @@ def test_folders_and_proxies_need_no_connection(unreachable, monkeypatch, tmp_pa
     look_for_hub("nobody/nothing")
     assert not unreachable
     assert not constants.HF_HUB_OFFLINE
+
+
+class SizeOfNumbers(nn.Module):
+    """Its output has as many columns as its input has ones; it counts its passes over real numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes = nn.Linear(4, 6), 0
+
+    def forward(self, values):
+        self.passes += values.device.type != "meta"
+        return self.layer(values)[:, : int(values.sum())]
+
+
+def test_shapes_of_an_output_are_computed_without_numbers():
+    network, inputs = SizeOfNumbers().train(), torch.ones(3, 4)
+    seen = []
+    network.layer.register_forward_hook(
+        lambda module, given, output: seen.append((module.training, output.device.type))
+    )
+    layer = shapes_of_output(network.layer, inputs)
+    assert layer.shape == (3, 6)
+    assert seen == [(False, "meta")]
+    assert network.layer.training
+
+
+def test_a_network_that_reads_numbers_is_run_for_its_shapes():
+    network = SizeOfNumbers().train()
+    assert shapes_of_output(network, torch.ones(1, 4)).shape == (1, 4)
+    assert network.passes == 1
+    assert network.training
+    assert network.layer.weight.device.type == "cpu"

@@ -10,13 +10,15 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from calligram.device import compile_enabled
+from calligram.device import compile_enabled, device_of
 from calligram.errors import UserError
 from calligram.extras import require
 from calligram.hub import look_for_hub
@@ -98,6 +100,23 @@ def loading_error(what: str, name: str, error: Exception) -> UserError:
     if "couldn't connect" in reason:
         hint = "run the command again with a network connection, or give the folder of a model"
     return UserError(f"{what} '{name}' could not be loaded ({reason}); {hint}")
+
+
+@torch.no_grad()
+def shapes_of_output(network: nn.Module, inputs: Tensor) -> Any:
+    """The output of a network in evaluation mode, for its shapes; its numbers may be unknown.
+
+    Only shapes are computed, because the images of some networks are so large that a pass takes seconds. A network that
+    reads numbers is run.
+    """
+    training, weights = network.training, chain(network.named_parameters(), network.named_buffers())
+    network.eval()
+    try:
+        return functional_call(network, {name: each.to("meta") for name, each in weights}, inputs.to("meta"))
+    except RuntimeError:
+        return network(inputs.to(device_of(network)))
+    finally:
+        network.train(training)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import worker_threads
@@ -38,6 +37,7 @@ from calligram.features.transformers_models import (
     explained_size,
     quiet_transformers,
     run_with_compiled_layers,
+    shapes_of_output,
     transformer_layers,
     without_overflow,
 )
@@ -117,21 +117,8 @@ class Backbone(nn.Module):
     @property
     def dim(self) -> int:
         """Dimension D of the vector and of the grid cells."""
-        training, size = self.training, int(getattr(self.model.config, "image_size", None) or 224)
-        image = torch.zeros(1, 3, size, size, device=device_of(self))
-        self.eval()
-        try:
-            with torch.no_grad():
-                # Shapes alone, without weights: the images of some networks are so large that a pass takes seconds.
-                weights = chain(self.named_parameters(), self.named_buffers())
-                shapes = {name: values.to("meta") for name, values in weights}
-                try:
-                    output = functional_call(self, shapes, image.to("meta"))
-                except (RuntimeError, NotImplementedError):  # a network that reads its numbers
-                    output = self(image)
-        finally:
-            self.train(training)
-        return int(output.vectors.shape[1])
+        size = int(getattr(self.model.config, "image_size", None) or 224)
+        return int(shapes_of_output(self, torch.zeros(1, 3, size, size)).vectors.shape[1])
 
     @property
     def size(self) -> int:
