@@ -144,8 +144,7 @@ class Collection:
                 raise UserError(f"collection {self.folder} has no {name}; import a source that has them")
             self.check([file.name])
             try:
-                # ``pq.read_table`` imports pyarrow.dataset, and with it pandas, which takes half a second.
-                self._tables[name] = pq.ParquetFile(file, memory_map=True).read()
+                self._tables[name] = pq.read_table(file, memory_map=True)
             except (pa.ArrowException, OSError) as error:
                 raise UserError(f"{file} is damaged ({error}); import the collection again") from error
         return self._tables[name]
