@@ -41,7 +41,7 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
     """Some rows of the study as they are, but for sizes and networks."""
     models = tmp_path / "assets" / "models"
     models.mkdir(parents=True)
-    for name in ("efficientnet_lite2_256", "dinov2_small_saliency"):
+    for name in ("efficientnet_lite2_256", "mobilenet_v2_1.0_224", "dinov2_small_saliency"):
         (models / name).symlink_to(tiny_classifier)
     for name in ("minilm", "mpnet"):
         (models / name).symlink_to(tiny_bert)
