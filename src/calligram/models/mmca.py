@@ -32,8 +32,8 @@ FUSED_SIZES = (64, 128, 256)
 """sizes of parts that they take"""
 MAX_FUSED_PARTS = 128
 """largest number of regions or words that they take"""
-SCORING_TILE = 4
-"""how many times as large a tile is where they score: a quarter of the numbers exist at the same time"""
+SCORING_TILE_FACTOR = 4
+"""how many times as large a tile is where these kernels score: a quarter of the numbers exist at the same time"""
 
 
 Prepared = PreparedItems | AttendedItems
@@ -262,7 +262,7 @@ class MMCA(Matcher):
             self.pairs,
             prepare=self.pairs.prepare_items,
             pair_products=self._pair_products,
-            tile=SCORING_TILE * TILE_PRODUCTS["cuda"] if fused else None,
+            tile=SCORING_TILE_FACTOR * TILE_PRODUCTS["cuda"] if fused else None,
         )
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
