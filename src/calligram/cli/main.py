@@ -298,7 +298,7 @@ def fast_imports() -> Iterator[None]:
 
 
 def import_pyarrow_for_command() -> None:
-    """Import pyarrow without pandas. It would import pandas where that is installed, which takes most of a second.
+    """Import pyarrow without pandas. It would import pandas where that is installed, which takes about a second.
 
     Afterwards pyarrow converts nothing to pandas in this process. Call it therefore only in a process that runs one
     command, never from code that others import.
