@@ -17,6 +17,7 @@ from calligram.data.revision import (
     store_regions,
     with_checksums,
 )
+from calligram.data.sparse import Sparsity, sparse_view
 from calligram.data.write_tables import BOX_COLUMNS, REGION_TYPES
 from calligram.errors import UserError
 
@@ -125,6 +126,16 @@ def test_older_tables_are_removed_and_the_previous_ones_stay_for_open_collection
     assert {f.name for f in copy.glob("regions*.parquet")} == {"regions.3.parquet", "regions.4.parquet"}
     assert json.loads((copy / "collection.json").read_text())["tables"]["regions"] == "regions.4.parquet"
     assert (copy / "captions.parquet").is_file()
+
+
+def test_a_sparse_view_of_an_open_collection_does_not_need_tables_that_two_writers_replaced(copy, tmp_path):
+    opened = Collection.open(copy)
+    images = opened.column("images", "id")
+    for source in ("grid", "other"):
+        np.save(tmp_path / "made.npy", np.zeros((1, 3, 4), dtype=np.float16))
+        store_regions(copy, found([0], 3, source=source, features=tmp_path / "made.npy"))
+    assert not (copy / "images.parquet").is_file()
+    assert sparse_view(opened, Sparsity(0.5, 1)).column("images", "id") == images
 
 
 def test_regions_that_came_with_the_collection_are_not_replaced(copy, stored_tiny):

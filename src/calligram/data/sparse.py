@@ -88,7 +88,8 @@ class _SparseCollection(Collection):
         assert isinstance(counts, dict)
         changed = {"name": f"{whole.name} ({how})", "counts": {**counts, **{n: len(t) for n, t in tables.items()}}}
         super().__init__(whole.folder, {**whole.manifest, **changed})
-        self._tables.update(tables)
+        # Tables that have been read are kept: a later revision of the collection may have removed their files.
+        self._tables.update({**whole._tables, **tables})
         self._whole, self._kept = whole, kept
 
     @cached_property
