@@ -11,6 +11,7 @@ import torch
 from calligram.checksums import sealed
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing
+from calligram.models.matcher import Encoded
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, load_teacher, run_preset
@@ -59,18 +60,17 @@ def ensemble(stored_tiny, tmp_path_factory):
     return folder
 
 
-def objective_and_batches(collection, *changes):
+def plan(collection, *changes):
     settings = resolve(PRESETS["distil"].defaults, [*SMALL, *PIXELS, "terms=distillation", *changes])
-    plan = PRESETS["distil"].recipe.plan(settings, collection, CPU)
-    return plan.stages[0].objective, plan.stages[0].batches
+    return PRESETS["distil"].recipe.plan(settings, collection, CPU)
 
 
 @torch.no_grad()
 def test_a_teacher_with_the_same_pixels_sees_the_augmented_images(stored_tiny, ensemble):
-    objective, batches = objective_and_batches(stored_tiny, f"distillation.teacher={ensemble}")
+    stage = plan(stored_tiny, f"distillation.teacher={ensemble}").stages[0]
     teacher, inputs = Run.open(ensemble).load()
-    batch = next(iter(batches.epoch(0)))
-    (part,) = (each for each in objective.modules() if isinstance(each, DistillationObjective))
+    batch = next(iter(stage.batches.epoch(0)))
+    (part,) = (each for each in stage.objective.modules() if isinstance(each, DistillationObjective))
     train = stored_tiny.sentences("train").join_equal_texts()
     still = encode_pairing(teacher, inputs, load_pairing(inputs, train))
     texts = still.texts.rows(batch.text_rows)
@@ -96,6 +96,55 @@ def test_a_student_with_other_inputs_is_distilled_from_a_teacher(stored_tiny, te
     matcher, _ = Run.open(tmp_path / "run").load()
     assert not matcher.scoring.reranks
     assert not any("teacher" in name for name, _ in matcher.named_parameters())
+
+
+@pytest.fixture
+def further(stored_tiny, tmp_path):
+    """Sentences that are no captions, one of them twice, with two captions that are left out."""
+    own = [str(stored_tiny.sentences(split).texts.strings[0]) for split in ("train", "test")]
+    (tmp_path / "texts.txt").write_text(
+        "\n".join([*(f"a further text {n}" for n in range(50)), *own, "a further text 1"])
+    )
+    return f"distillation.texts={tmp_path / 'texts.txt'}"
+
+
+@pytest.mark.parametrize("more", [(), ("extra_pairs=neighbours",), ("texts=2",)])
+def test_further_texts_are_scored_by_student_and_teacher_and_have_no_label(stored_tiny, ensemble, further, more):
+    named = f"distillation.teacher={ensemble}"
+    plain = plan(stored_tiny, named, *more).stages[0].batches
+    planned = plan(stored_tiny, named, further, "terms=infonce,distillation", *more)
+    student, objective = planned.matcher, planned.stages[0].objective
+    (part,) = (each for each in objective.modules() if isinstance(each, DistillationObjective))
+    captions = len(stored_tiny.sentences("train").join_equal_texts().texts)
+    seen = set()
+    for batch, without in zip(planned.stages[0].batches.epoch(0), plain.epoch(0), strict=True):
+        own = len(without.text_rows)
+        assert torch.equal(batch.text_rows[:own], without.text_rows)
+        assert torch.equal(batch.image_rows, without.image_rows)
+        assert torch.equal(batch.image_target[:, :own], without.image_target)
+        assert not batch.image_target[:, own:].any()
+        assert len(batch.text_rows) - own == len(batch.drawn)  # as many as the batch has pairs
+        assert (batch.text_rows[own:] >= captions).all()
+        seen |= set(batch.text_rows[own:].tolist())
+        encoded = objective.encode(student, batch)
+        found = objective.terms(student, batch, *encoded)
+        scores, theirs = student.score(*encoded), part._teacher[0].scores(batch)
+        assert theirs.shape == (len(batch.image_rows), len(batch.text_rows))
+        expected = [
+            (b.softmax(1) * (b.log_softmax(1) - a.log_softmax(1))).sum(1).mean()
+            for a, b in ((scores / part.temperature, theirs / 0.05), (scores.T / part.temperature, theirs.T / 0.05))
+        ]
+        torch.testing.assert_close(found["divergence"], sum(expected) / 2)
+        paired = Encoded(encoded[1].vectors[:own])
+        alone = objective.parts[0].terms(student, without, encoded[0], paired)
+        torch.testing.assert_close(found["info_nce"], alone["info_nce"])
+    assert seen <= set(range(captions, captions + 50))
+
+
+def test_a_student_is_trained_with_further_texts_whose_words_it_knows(stored_tiny, teacher, further, tmp_path):
+    run("distil", stored_tiny, tmp_path / "run", STORED, f"distillation.teacher={teacher}", further, "epochs=2")
+    _, inputs = Run.open(tmp_path / "run").load()
+    assert "further" in inputs.texts.words
 
 
 def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
@@ -212,9 +261,15 @@ def test_a_weight_of_zero_leaves_the_teacher_out(stored_tiny, tmp_path):
     [
         ((), r"the term distillation needs a teacher: give distillation\.teacher="),
         (("distillation.teacher=/no/run",), "there is no folder /no/run"),
+        (("distillation.texts=/no/file.txt", "distillation.teacher=x"), "/no/file.txt"),
+        (
+            ("terms=infonce,offline,distillation", "distillation.texts=TEXTS", "offline.negatives=x"),
+            "draws its own texts; leave distillation.texts out",
+        ),
     ],
 )
-def test_contradictory_settings_are_refused(stored_tiny, tmp_path, changes, message):
+def test_contradictory_settings_are_refused(stored_tiny, tmp_path, further, changes, message):
+    changes = [further if "TEXTS" in change else change for change in changes]
     with pytest.raises(UserError, match=message):
         run("distil", stored_tiny, tmp_path / "run", STORED, *changes)
     assert not (tmp_path / "run").exists()

@@ -103,6 +103,22 @@ def test_members_are_trained_one_after_the_other_with_the_same_gradients(tiny, n
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_all_members_drop_patches_of_training_images(tiny, tmp_path, tiny_bert, shared):
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    transformers.Dinov2Model(transformers.Dinov2Config(**sizes)).save_pretrained(tmp_path)
+    plan = planned(
+        tiny, f"image.backbone={tmp_path}", "image.size=32", f"text.encoder={tiny_bert}", "image.region_dropout=0.75",
+        "matcher=vse,vse", "candidates=0", "dev_depth=0", f"shared={str(shared).lower()}",
+    )  # fmt: skip
+    matcher = plan.matcher.train()
+    matcher.encode_images(torch.randn(2, 3, 32, 32))
+    networks = [matcher.image] if shared else [member.image for member in matcher.members]
+    assert [network._kept.shape for network in networks] == [(2, 4)] * len(networks)  # of 16 patches
+
+
 def test_a_member_is_trained_as_it_would_be_alone(stored_tiny, tmp_path):
     """Gradients of an ensemble's member are those of its own objective: members see nothing of each other."""
     plan = planned(stored_tiny, *STORED, "matcher=mmca,scan", "terms=infonce,instance", *INSTANCE)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ BY_ROW = {
     "best": (),
     "best, one vse": (),
     "best, one vse, distilled": (),
+    "best, one vse, all patches, distilled, further texts": (),
     "best, one mmca": (*MMCA_SMALL, "candidates=2"),
     "best, one vse + AOQ": (
         "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",
@@ -45,6 +47,9 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
         (models / name).symlink_to(tiny_classifier)
     for name in ("minilm", "mpnet"):
         (models / name).symlink_to(tiny_bert)
+    (tmp_path / "assets" / "text").mkdir()
+    with gzip.open(tmp_path / "assets" / "text" / "flickr30k-captions.txt.gz", "wt") as file:
+        file.write("\n".join(f"a further text {number}" for number in range(20)))
     monkeypatch.setenv(ASSETS, str(tmp_path / "assets"))
     chosen = tuple(
         replace(row, changes=(*row.changes, *SMALL, *BY_ROW[row.name])) for row in MMCA.rows if row.name in BY_ROW

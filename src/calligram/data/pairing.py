@@ -171,6 +171,16 @@ class Pairing:
             None if self.also_true is None else self.also_true.select(chosen, texts),
         )
 
+    def with_unmatched_texts(self, texts: Texts) -> Pairing:
+        """The same pairs, and after their texts others that match nothing."""
+        joined = Texts((*self.texts.ids, *texts.ids), (*self.texts.strings, *texts.strings))
+
+        def wider(matches: Matches) -> Matches:
+            return Matches(*matches.pairs(), (len(self.visuals), len(joined)))
+
+        also = None if self.also_true is None else wider(self.also_true)
+        return Pairing(self.visuals, joined, wider(self.matches), also)
+
     def join_equal_texts(self) -> Pairing:
         """Merge texts with equal words into one text that matches all their images.
 

@@ -41,7 +41,7 @@ RENAMED_SETTINGS: Mapping[str, str] = {
     "ensemble_members": "matcher, with several names", "preset": "a preset of its own, such as dual-path-paper",
     "loss": "terms, such as terms=ranking", "margin": "ranking.margin, offline.margin or neighbourhood.margin",
     "top_k": "ranking.top_k or neighbourhood.top_k", "negatives": "ranking.random or offline.negatives",
-    "temperature": "infonce.temperature or distillation.temperature",
+    "temperature": "infonce.temperature",
     "instance": "instance.weight, with instance among the terms", "classifier.start": "instance.init",
     "classifier.dropout": "instance.dropout", "classifier.scale": "instance.scale",
     "classifier.clusters": "instance.clusters", "classifier.init": "instance.init", "hard.texts": "offline.texts",

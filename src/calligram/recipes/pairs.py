@@ -26,7 +26,7 @@ from calligram.recipes.parts.config import components
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.run_settings import RARE, Dim, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.schedule import Schedule, trained_stages
-from calligram.recipes.parts.terms import TERMS, InfoNCE, Term
+from calligram.recipes.parts.terms import TERMS, Distillation, InfoNCE, Term
 from calligram.recipes.parts.tower_settings import (
     ImageSettings,
     TextSettings,
@@ -128,10 +128,12 @@ def join_matchers(members: Sequence[Matcher], towers: Towers, *, shared: bool = 
     image, text = towers.architectures
     backbone, encoder = (image.backbone, text.encoder) if shared else ("", "")
     made = Ensemble(EnsembleSettings(described, backbone, encoder))
-    for own, member in zip(made.members, members, strict=True):
-        own.load_state_dict(member.state_dict())
+    for number, member in enumerate(members):
+        made.members[number] = member  # itself: a copy of its weights would not drop patches
     if backbone and towers.backbone is not None:
         made.image.load_state_dict(towers.backbone.state_dict())
+        if towers.image.region_dropout:
+            made.image.drop_patches(towers.image.region_dropout)
     if encoder and towers.encoder is not None:
         made.text["encoder"].load_state_dict(towers.encoder.state_dict())
     return made
@@ -280,6 +282,11 @@ def plan_composition(
     stages = trained_stages(settings)
     captions = _pairing(settings, collection, "train")
     train = captions.join_equal_texts()
+    distillation = settings.term(Distillation)
+    if distillation is not None and distillation.texts:
+        from calligram.recipes.parts.pseudo_pairs import further_texts
+
+        train = train.with_unmatched_texts(further_texts(distillation.texts, collection))
     pseudo = None
     if settings.pseudo.images == "none" and any(term.name == "adversarial" for term in settings.terms):
         log.warning("pseudo.images=none makes no pseudo pairs, so the term adversarial has no effect")
@@ -338,11 +345,8 @@ def _towers(
         raise UserError("image.views=ten averages ten crops, whose cells show different places; take one or flip")
     if trained and not image.backbone:
         trained = False
-    vocabulary = train
-    if pseudo is not None:
-        from calligram.recipes.parts.pseudo_pairs import with_all_texts
-
-        vocabulary = with_all_texts(train, pseudo)
+    # The vocabulary has the words of pseudo-sentences too.
+    vocabulary = train if pseudo is None else train.with_unmatched_texts(pseudo.texts)
     parts: Literal["vector", "grid"] = "grid" if settings.regions else "vector"
     return Towers(replace(image, train=trained), settings.text, vocabulary, context, parts, settings.seed)
 

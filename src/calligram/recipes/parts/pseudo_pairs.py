@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -14,8 +15,9 @@ import numpy as np
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts
+from calligram.data.readers.text_files import read_sentences
 from calligram.errors import UserError
-from calligram.evaluation.sentence_retrieval import retrieved_sentences
+from calligram.evaluation.sentence_retrieval import retrieved_sentences, sentences_not_in
 from calligram.features.pseudo.sentences import PseudoSettings, captions_of_neighbours, draw_sentences, pseudo_sentences
 from calligram.recipes.pairs import MATCHER_SETTINGS
 from calligram.recipes.parts.run import RunContext
@@ -103,10 +105,13 @@ def _check_adversarial(settings: PairsSettings) -> None:
                 )
 
 
-def with_all_texts(train: Pairing, pseudo: Pairing) -> Pairing:
-    """Return the annotated pairs plus pseudo-sentences as unmatched texts, so that the vocabulary has their words."""
-    texts = Texts((*train.texts.ids, *pseudo.texts.ids), (*train.texts.strings, *pseudo.texts.strings))
-    return Pairing(train.visuals, texts, Matches(*train.matches.pairs(), (len(train.visuals), len(texts))))
+def further_texts(file: str, collection: Collection) -> Texts:
+    """Return the different sentences of a text file; captions of the collection, also of dev and test, are left out."""
+    found = sentences_not_in(read_sentences(Path(file).expanduser()), Collection.open(collection.folder))
+    if not found:
+        raise UserError(f"{file} has no sentences except captions of {collection.name}; give other text")
+    log.info("%d further texts from %s", len(found), file)
+    return Texts(tuple(f"further#{number}" for number in range(len(found))), tuple(found))
 
 
 def make_pseudo_pairs(

@@ -351,7 +351,7 @@ class Distillation(Term):
     teacher_temperature: Annotated[
         float, "divisor of the teacher's scores; a smaller one stresses its first candidates", (0.0001, 100)
     ] = 0.05
-    temperature: Annotated[float, "initial temperature of the student's scores, which is trained", (0.001, 100)] = 0.07
+    texts: Annotated[str, "text file, also .gz, one sentence per line: their scores are distilled too"] = ""
 
     @property
     def teachers(self) -> dict[str, str]:
@@ -367,7 +367,7 @@ class Distillation(Term):
             raise UserError("the term distillation needs a teacher: give distillation.teacher= with a run folder")
         pixels = None if context.towers is None else context.towers.inputs.images
         teacher = context.share("teacher", lambda: [load_teacher(self.teacher, context.train, context.run, pixels)])
-        return DistillationObjective(teacher[0], self.teacher_temperature, self.temperature)
+        return DistillationObjective(teacher[0], self.teacher_temperature)
 
 
 TERMS = TermCatalog(

@@ -1,4 +1,4 @@
-"""Batches of annotated pairs, each with a batch of pseudo pairs of other images."""
+"""Batches of annotated pairs, each with a batch of pseudo pairs of other images, or with texts that match no image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
-from calligram.training.batches.batch import Batch, BatchSource, derived_seed
+import numpy as np
+
+from calligram.training.batches.batch import Batch, BatchSource, Ints, PairSampler, derived_seed
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,31 @@ class PseudoPairBatch(Batch):
     """A batch of annotated pairs with a batch of pseudo pairs; the two are encoded and scored separately."""
 
     pseudo: Batch | None = None
+
+
+class FurtherTextSampler(PairSampler):
+    """Batches of another sampler, each with as many texts that match no image as it has pairs.
+
+    A batch is (N, 4): its pairs, -1 for no drawn image, and a text. The texts are drawn without repetition within an
+    epoch as far as they suffice.
+    """
+
+    def __init__(self, pairs: PairSampler, seed: int) -> None:
+        super().__init__(pairs.matches, pairs.batch, seed, texts=pairs.texts, per_image=pairs.per_image)
+        self._pairs = pairs
+        self._unmatched = np.flatnonzero(pairs.matches.counts()[1] == 0)
+
+    def epoch(self, number: int) -> list[Ints]:
+        """Batches of one epoch, each (N, 4)."""
+        batches = self._pairs.epoch(number)
+        rng = np.random.default_rng(derived_seed(self.seed, "further texts", number))
+        sizes = [len(pairs) for pairs in batches]
+        drawn = np.resize(rng.permutation(self._unmatched), sum(sizes))
+        parts = np.split(drawn, np.cumsum(sizes)[:-1])
+        return [
+            np.column_stack([pairs, np.full(len(pairs), -1), texts])
+            for pairs, texts in zip(batches, parts, strict=True)
+        ]
 
 
 class RepeatedPasses:
