@@ -147,6 +147,16 @@ def test_a_student_is_trained_with_further_texts_whose_words_it_knows(stored_tin
     assert "further" in inputs.texts.words
 
 
+def test_a_run_with_further_texts_is_not_resumed_with_others(stored_tiny, ensemble, further, tmp_path):
+    changes = (*PIXELS, f"distillation.teacher={ensemble}", further, "epochs=1")
+    run("distil", stored_tiny, tmp_path / "run", *changes)
+    run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
+    with (tmp_path / "texts.txt").open("a") as file:
+        file.write("\none more text")
+    with pytest.raises(UserError, match="was started with other further texts: their source has changed"):
+        run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
+
+
 def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
     settings = resolve(PRESETS["distil"].defaults, [*SMALL, STORED, f"distillation.teacher={teacher}"])
     plan = PRESETS["distil"].recipe.plan(settings, stored_tiny, CPU)

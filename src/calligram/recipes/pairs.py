@@ -328,7 +328,10 @@ def plan_composition(
         settings.loop(),
         evaluate=evaluate,
         dev_depth=settings.dev_depth if settings.dev_depth and matcher.scoring.reranks else None,
-        pseudo=pseudo.fingerprint if pseudo else "",
+        hashes={
+            "pseudo pairs": pseudo.fingerprint if pseudo else "",
+            "further texts": train.fingerprint if distillation is not None and distillation.texts else "",
+        },
     )
 
 

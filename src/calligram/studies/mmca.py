@@ -146,7 +146,7 @@ CLAIMS = (
     Claim("Ours: distillation from MMCA improves vse.", "vse, distilled", "vse"),
     Claim("Ours: distillation from MMCA improves its own vectors.", f"{SELF_ATTENTION}, distilled", SELF_ATTENTION),
     Claim("Ours: distillation from the ensemble improves vse end to end.", "best, one vse, distilled", "best, one vse"),
-    Claim("Ours: so it does where the student sees all patches.",
+    Claim("Ours: distillation from the ensemble improves vse with all patches.",
           "best, one vse, all patches, distilled", "best, one vse, all patches"),
     Claim("Ours: texts without images improve distillation.",
           "best, one vse, all patches, distilled, further texts", "best, one vse, all patches, distilled"),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -56,8 +57,8 @@ class Plan(NamedTuple):
     """measures the matcher on dev; None for retrieval of captions"""
     dev_depth: int | None = None
     """number of candidates per query scored on dev, retrieved by vectors; None for all pairs"""
-    pseudo: str = ""
-    """hash of the pseudo pairs, which depend on more than settings and captions; empty where there are none"""
+    hashes: Mapping[str, str] = MappingProxyType({})
+    """hashes of training data that depend on more than settings and captions, such as pseudo pairs; empty for none"""
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ def run_preset(
         with torch.random.fork_rng([]):
             torch.manual_seed(int(settings.seed))
             made = (plan or preset.recipe.plan)(with_half_steps(settings, whole, collection), collection, context)
-        if made.pseudo:
-            about["pseudo pairs"] = made.pseudo
+        about |= {name: found for name, found in made.hashes.items() if found}
         if resume and context.processes.first:
-            Run.check_source_hash(out, "pseudo pairs", made.pseudo)
+            for name, found in made.hashes.items():
+                Run.check_source_hash(out, name, found)
         if settings.sparse.length != "as-set":
             made = made._replace(stages=with_more_epochs(made.stages, epochs_factor(settings, whole, collection)))
         if made.loop.speed == "cached" and made.stages:

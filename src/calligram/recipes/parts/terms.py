@@ -351,7 +351,7 @@ class Distillation(Term):
     teacher_temperature: Annotated[
         float, "divisor of the teacher's scores; a smaller one stresses its first candidates", (0.0001, 100)
     ] = 0.05
-    texts: Annotated[str, "text file, also .gz, one sentence per line: their scores are distilled too"] = ""
+    texts: Annotated[str, "text file of further texts, also .gz, one per line, whose scores are distilled too"] = ""
 
     @property
     def teachers(self) -> dict[str, str]:
