@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from calligram.models.catalog import WEIGHTS_FILE
+from calligram.training import runs
 from calligram.training.loop import WeightAverage
 from calligram.training.runs import BackgroundSaver, Run
 
@@ -44,6 +47,54 @@ def test_states_are_saved_as_they_were_at_the_call(tmp_path):
     assert position["step"] == 3
     assert tensors["matcher"]["weight"].unique().tolist() == [3.0]
     assert run.metrics()[-1] == {"step": 3}  # what was logged after the call is cut off
+
+
+def test_large_states_are_left_out_after_some_epochs_and_the_best_weights_are_not_lost(tmp_path, monkeypatch):
+    """Saving a state takes 5 seconds of this clock, so the next one after an epoch is due 50 seconds later."""
+    clock, seconds, real = [1000.0], [5.0], Run.save_state
+
+    def slow(self, step, tensors, position):
+        real(self, step, tensors, position)
+        clock[0] += seconds[0]
+
+    monkeypatch.setattr(Run, "save_state", slow)
+    monkeypatch.setattr(runs.time, "monotonic", lambda: clock[0])
+    run = Run.create(tmp_path / "run", {})
+
+    def end_epoch(saver, step, batch=0):
+        weights = {"weight": torch.full((2,), float(step))}
+        saver.save_best(weights)
+        saver.save_state(step, {"matcher": weights}, {**POSITION, "step": step, "epoch": step, "batch": batch})
+        while saver._pending:
+            saver._pending.pop(0).result()
+
+    def stored():
+        return run.load_state()[1]["step"], int(load_file(run.folder / WEIGHTS_FILE)["weight"][0])
+
+    with BackgroundSaver(run) as saver:
+        end_epoch(saver, 1)
+        assert stored() == (1, 1)
+        clock[0] += 40
+        end_epoch(saver, 2)
+        assert stored() == (1, 1)
+        clock[0] += 10
+        end_epoch(saver, 3)
+        assert stored() == (3, 3)
+        end_epoch(saver, 4)
+        assert stored() == (3, 3)
+        seconds[0] = 0.5
+        end_epoch(saver, 5, batch=7)  # the user wants states within an epoch
+        assert stored() == (5, 5)
+        end_epoch(saver, 6)  # the last one was quick
+        assert stored() == (6, 6)
+        seconds[0] = 5.0
+        end_epoch(saver, 7)
+        end_epoch(saver, 8)
+        assert stored() == (7, 7)
+        saver.wait()
+        assert stored() == (7, 8)
+        end_epoch(saver, 9)
+    assert stored() == (7, 9)
 
 
 def test_a_save_that_fails_stops_training(tmp_path):

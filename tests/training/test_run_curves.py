@@ -4,7 +4,8 @@ import json
 
 from PIL import Image
 
-from calligram.training.runs import draw_comparison, draw_curves, errors_by_epoch, last_round_metrics
+from calligram.evaluation.compare import draw_comparison, last_round_metrics
+from calligram.training.runs import draw_curves, errors_by_epoch
 
 ROWS = [
     {"step": 10, "stage": "I", "epoch": 0, "loss": 2.0, "instance_text_error": 1.0, "instance_image_error": 0.5},
@@ -39,8 +40,5 @@ def test_runs_are_compared_over_the_epochs_of_their_last_round(tmp_path):
     plain = rows("warm-up", "ranking")
     assert [found["i2t_r1"] for found in last_round_metrics(plain)] == [0.0, 1.0]
     assert last_round_metrics([]) == []
-    for name, content in (("one", both), ("two", plain)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in content))
-    drawn = draw_comparison({name: tmp_path / name for name in ("one", "two")}, tmp_path / "both.png")
+    drawn = draw_comparison({"one": both, "two": plain}, tmp_path / "both.png")
     assert Image.open(drawn).width > 900

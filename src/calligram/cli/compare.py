@@ -174,15 +174,20 @@ def _scores(matcher: Matcher, inputs: Inputs, pairing: Pairing, name: str) -> Sc
 
 def _draw(compared: ComparedScores, found: RunComparison, runs: tuple[Run, Run], out: Path, queries: int) -> list[Path]:
     """Draw all figures; dev curves only of runs that measured recalls on dev."""
-    from calligram.evaluation.compare import draw_image_comparison, draw_negatives, draw_text_comparison
+    from calligram.evaluation.compare import (
+        draw_comparison,
+        draw_image_comparison,
+        draw_negatives,
+        draw_text_comparison,
+        last_round_metrics,
+    )
     from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks
-    from calligram.training.runs import draw_comparison, last_round_metrics
 
     names, scores, pairing = compared
     curves = {
-        name: run.folder
-        for name, run in zip(names, runs, strict=True)
-        if all("i2t_r1" in dev for dev in last_round_metrics(run.metrics()) or [{}])
+        name: metrics
+        for name, metrics in zip(names, (run.metrics() for run in runs), strict=True)
+        if all("i2t_r1" in dev for dev in last_round_metrics(metrics) or [{}])
     }
     works: dict[str, Callable[[Path], object]] = {
         "images.png": lambda file: draw_image_comparison(compared, found.t2i, file, queries=queries),

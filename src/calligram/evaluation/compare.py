@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from calligram.evaluation.localization import (
     summarise_localization,
 )
 from calligram.evaluation.recall import RECALL_RANKS, DirectionMetrics, PairedRanks, relevant_ranks, retrieval_metrics
+from calligram.files import replace_file
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
@@ -365,3 +366,35 @@ def _text_list(pairing: Pairing, items: Sequence[_ShownItem], width: int, note: 
         for item in items
     ]
     return stacked(rows, 6)
+
+
+def draw_comparison(metrics: Mapping[str, Sequence[Mapping[str, Any]]], target: Path) -> Path:
+    """Draw the dev R@1 of several runs over their epochs, one panel for each direction (aoq, Fig. 4).
+
+    The metrics of a run are the lines of its ``metrics.jsonl``. Epochs are counted over all stages; for a run with
+    rounds over the last round only, as in the paper.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for name, rows in metrics.items():
+        shown = last_round_metrics(rows)
+        for axis, key in zip(axes, ("i2t_r1", "t2i_r1"), strict=True):
+            axis.plot(range(1, len(shown) + 1), [found[key] for found in shown], ".-", label=name)
+    for axis, title in zip(axes, ("texts for images", "images for texts"), strict=True):
+        axis.set(title=f"{title}: dev R@1, %", xlabel="epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    lines = axes[0].get_lines()
+    figure.legend(handles=lines, loc="outside upper left", ncols=min(3, len(lines)), frameon=False, fontsize=8)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replace_file(target) as partial:
+        figure.savefig(partial, dpi=110, format="png")
+    return target
+
+
+def last_round_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
+    """Dev metrics of each epoch: of all stages, or of the last round if stage names begin with ``round 1, ``."""
+    dev = [row for row in rows if "dev" in row]
+    last = dev[-1]["stage"].partition(",")[0] if dev else ""
+    return [row["dev"] for row in dev if not last.startswith("round ") or row["stage"].partition(",")[0] == last]

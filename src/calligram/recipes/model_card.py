@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from calligram.checksums import LIST_FILE, check_listed
 from calligram.errors import UserError, command
+from calligram.evaluation.compare import last_round_metrics
 from calligram.files import NEW_FOLDER, move_folder, replace_json, scratch_folder
 from calligram.hub import hub_answers
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, check_run_folder
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import as_plain
 from calligram.training.loggers import LOGGERS_KEY, flat_entries
-from calligram.training.runs import METRICS_FILE, Run, last_round_metrics
+from calligram.training.runs import METRICS_FILE, Run
 
 CARD_FILE = "README.md"
 SHARED_FILES = (RUN_FILE, MATCHER_FILE, WEIGHTS_FILE, LIST_FILE, METRICS_FILE, "curves.png")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
 from calligram.errors import UserError, unknown
+from calligram.evaluation.compare import draw_comparison
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
@@ -31,7 +32,7 @@ from calligram.studies.results import (
 )
 from calligram.studies.row_pool import InputPreparation, RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
 from calligram.studies.rows import RowJob, needed_rows, run_row
-from calligram.training.runs import Run, draw_comparison
+from calligram.training.runs import Run
 
 
 class Level(NamedTuple):
@@ -265,7 +266,8 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
         there = {name: folder for name, folder in folders.items() if (folder / WEIGHTS_FILE).is_file()}
         if len(there) > 1:
             name = file_name(study.paper, group[0], COMPARED_FIGURE, collection, *changes)
-            draw_comparison(there, results / "pictures" / f"{name}.png")
+            metrics = {row: Run(folder).metrics() for row, folder in there.items()}
+            draw_comparison(metrics, results / "pictures" / f"{name}.png")
 
 
 def _draw_levels(study: Study, collection: Collection, results: Path, changes: tuple[str, ...]) -> None:

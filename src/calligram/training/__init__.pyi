@@ -8,6 +8,5 @@ from calligram.training.loop import Stage as Stage
 from calligram.training.loop import train as train
 from calligram.training.objectives.objective import check_parameter_groups as check_parameter_groups
 from calligram.training.runs import Run as Run
-from calligram.training.runs import draw_comparison as draw_comparison
 from calligram.training.runs import draw_curves as draw_curves
 from calligram.training.runs import load_run as load_run

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,6 +53,9 @@ from calligram.models.old_settings import changed_settings, merge_settings
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+Tensors = Mapping[str, Tensor]
+SAVING_SHARE, QUICK_SECONDS = 0.1, 1.0
+"""saving states takes at most about this share of the time, unless one takes less than these seconds"""
 
 
 @dataclass(frozen=True)
@@ -199,9 +203,7 @@ class Run:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def save_state(
-        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
-    ) -> None:
+    def save_state(self, step: int, tensors: Mapping[str, Tensors], position: Mapping[str, object]) -> None:
         """Save the state to continue from ``step``: named groups of tensors; the position, with ``metrics_bytes``."""
         target = self.folder / "state" / f"{step:09d}"
         with scratch_folder(target) as scratch:
@@ -238,39 +240,68 @@ class Run:
 class BackgroundSaver:
     """Saves the best weights and the states of a run in order, in a thread, while training goes on.
 
-    Tensors are copied at the call. Leaving the context waits for all files, also after an error.
+    Tensors are copied at the call. Leaving the context waits for all files, also after an error. If saving a state
+    takes seconds, the states of some epochs are left out, and their best weights are saved with the next one.
     """
 
     def __init__(self, run: Run) -> None:
         self._run, self._thread = run, ThreadPoolExecutor(1)
         self._pending: list[Future[None]] = []
+        self._best: dict[str, Tensor] = {}  # until it is saved
+        self._state: Future[None] | None = None
+        self._began = self._took = 0.0  # of the last state
 
     def __enter__(self) -> BackgroundSaver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
+        with self._thread:
+            self._submit_best()
 
     def save_best(self, weights: Mapping[str, Tensor]) -> None:
         """Save the weights with the best dev result."""
-        self._submit(self._run.save_best, _copied(weights))
+        self._best = _copied(weights)
+        if self._is_due():
+            self._submit_best()
 
-    def save_state(
-        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
-    ) -> None:
-        """Save the state to continue from ``step``, with the metrics so far."""
+    def save_state(self, step: int, tensors: Mapping[str, Tensors], position: Mapping[str, object]) -> None:
+        """Save the state to continue from ``step``, with the metrics so far; the state after an epoch only if due."""
+        if position.get("epoch") and not position.get("batch") and not self._is_due():
+            return
+        self._submit_best()
+        began = time.monotonic()
         copied = {name: _copied(group) for name, group in tensors.items()}
-        self._submit(self._run.save_state, step, copied, {**position, "metrics_bytes": self._run.metrics_bytes})
+        position = {**position, "metrics_bytes": self._run.metrics_bytes}
+
+        def save() -> None:
+            self._run.save_state(step, copied, position)
+            self._took = time.monotonic() - began
+
+        self._state, self._began = self._submit(save), began
 
     def wait(self, pending: int = 0) -> None:
         """Wait until at most ``pending`` saves are left; raise the error of a save that failed."""
+        if not pending:
+            self._submit_best()
         while len(self._pending) > pending:
             self._pending.pop(0).result()
 
-    def _submit(self, save: Callable[..., None], *args: object) -> None:
+    def _is_due(self) -> bool:
+        """Whether the last state was saved quickly, or long ago."""
+        since = time.monotonic() - self._began
+        took = self._took if self._state is None or self._state.done() else since
+        return took < QUICK_SECONDS or since >= took / SAVING_SHARE
+
+    def _submit_best(self) -> None:
+        if self._best:
+            self._submit(self._run.save_best, self._best)
+            self._best = {}
+
+    def _submit(self, save: Callable[..., None], *args: object) -> Future[None]:
         # The best weights and the state of one epoch, so that a slow disk does not fill the memory with copies.
         self.wait(pending=1)
         self._pending.append(self._thread.submit(save, *args))
+        return self._pending[-1]
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -316,9 +347,8 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
     for axis in third:
         for name, values in errors.items():
             steps, means = zip(*values, strict=True)
-            axis.plot(
-                steps, [100 * value for value in means], ".-", label=name.removesuffix("_error").replace("_", " ")
-            )
+            label = name.removesuffix("_error").replace("_", " ")
+            axis.plot(steps, [100 * value for value in means], ".-", label=label)
         axis.set(title="training error of each epoch, %", xlabel="step", ylim=(0, 100))
         axis.legend(frameon=False, fontsize=8)
     target = target or folder / "curves.png"
@@ -326,37 +356,6 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
     with replace_file(target) as partial:
         figure.savefig(partial, dpi=110, format="png")
     return target
-
-
-def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
-    """Draw the dev R@1 of several runs over their epochs, one panel for each direction (aoq, Fig. 4).
-
-    Epochs are counted over all stages; for a run with rounds over the last round only, as in the paper.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for name, folder in runs.items():
-        shown = last_round_metrics(Run(folder).metrics())
-        for axis, key in zip(axes, ("i2t_r1", "t2i_r1"), strict=True):
-            axis.plot(range(1, len(shown) + 1), [found[key] for found in shown], ".-", label=name)
-    for axis, title in zip(axes, ("texts for images", "images for texts"), strict=True):
-        axis.set(title=f"{title}: dev R@1, %", xlabel="epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    lines = axes[0].get_lines()
-    figure.legend(handles=lines, loc="outside upper left", ncols=min(3, len(lines)), frameon=False, fontsize=8)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replace_file(target) as partial:
-        figure.savefig(partial, dpi=110, format="png")
-    return target
-
-
-def last_round_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
-    """Dev metrics of each epoch: of all stages, or of the last round if stage names begin with ``round 1, ``."""
-    dev = [row for row in rows if "dev" in row]
-    last = dev[-1]["stage"].partition(",")[0] if dev else ""
-    return [row["dev"] for row in dev if not last.startswith("round ") or row["stage"].partition(",")[0] == last]
 
 
 def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
