@@ -247,7 +247,7 @@ class BackgroundSaver:
     def __init__(self, run: Run) -> None:
         self._run, self._thread = run, ThreadPoolExecutor(1)
         self._pending: list[Future[None]] = []
-        self._best: dict[str, Tensor] = {}  # until it is saved
+        self._best: Tensors | None = None  # until it is saved
         self._state: Future[None] | None = None
         self._began = self._took = 0.0  # of the last state
 
@@ -293,9 +293,9 @@ class BackgroundSaver:
         return took < QUICK_SECONDS or since >= took / SAVING_SHARE
 
     def _submit_best(self) -> None:
-        if self._best:
-            self._submit(self._run.save_best, self._best)
-            self._best = {}
+        if self._best is not None:  # the weights of a matcher without parameters are empty
+            best, self._best = self._best, None
+            self._submit(self._run.save_best, best)
 
     def _submit(self, save: Callable[..., None], *args: object) -> Future[None]:
         # The best weights and the state of one epoch, so that a slow disk does not fill the memory with copies.
