@@ -276,10 +276,15 @@ def test_a_weight_of_zero_leaves_the_teacher_out(stored_tiny, tmp_path):
             ("terms=infonce,offline,distillation", "distillation.texts=TEXTS", "offline.negatives=x"),
             "draws its own texts; leave distillation.texts out",
         ),
+        (
+            ("distillation.teacher=TEACHER", "stages.1.epochs=1", "stages.1.distillation.texts=TEXTS"),
+            "distillation.texts holds for the whole run",
+        ),
     ],
 )
-def test_contradictory_settings_are_refused(stored_tiny, tmp_path, further, changes, message):
-    changes = [further if "TEXTS" in change else change for change in changes]
+def test_contradictory_settings_are_refused(stored_tiny, tmp_path, teacher, further, changes, message):
+    texts = further.partition("=")[2]
+    changes = [change.replace("TEXTS", texts).replace("TEACHER", str(teacher)) for change in changes]
     with pytest.raises(UserError, match=message):
         run("distil", stored_tiny, tmp_path / "run", STORED, *changes)
     assert not (tmp_path / "run").exists()

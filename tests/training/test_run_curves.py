@@ -4,7 +4,7 @@ import json
 
 from PIL import Image
 
-from calligram.evaluation.compare import draw_comparison, last_round_metrics
+from calligram.evaluation.compare import draw_dev_curves, last_round_metrics
 from calligram.training.runs import draw_curves, errors_by_epoch
 
 ROWS = [
@@ -40,5 +40,5 @@ def test_runs_are_compared_over_the_epochs_of_their_last_round(tmp_path):
     plain = rows("warm-up", "ranking")
     assert [found["i2t_r1"] for found in last_round_metrics(plain)] == [0.0, 1.0]
     assert last_round_metrics([]) == []
-    drawn = draw_comparison({"one": both, "two": plain}, tmp_path / "both.png")
+    drawn = draw_dev_curves({"one": both, "two": plain}, tmp_path / "both.png")
     assert Image.open(drawn).width > 900

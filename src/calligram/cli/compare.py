@@ -175,7 +175,7 @@ def _scores(matcher: Matcher, inputs: Inputs, pairing: Pairing, name: str) -> Sc
 def _draw(compared: ComparedScores, found: RunComparison, runs: tuple[Run, Run], out: Path, queries: int) -> list[Path]:
     """Draw all figures; dev curves only of runs that measured recalls on dev."""
     from calligram.evaluation.compare import (
-        draw_comparison,
+        draw_dev_curves,
         draw_image_comparison,
         draw_negatives,
         draw_text_comparison,
@@ -196,7 +196,7 @@ def _draw(compared: ComparedScores, found: RunComparison, runs: tuple[Run, Run],
         "ranks.png": lambda file: draw_cross_ranks(
             {name: cross_ranks(own, pairing.matches) for name, own in zip(names, scores, strict=True)}, file
         ),
-        "curves.png": lambda file: draw_comparison(curves, file),
+        "curves.png": lambda file: draw_dev_curves(curves, file),
     }
     if not curves:
         del works["curves.png"]

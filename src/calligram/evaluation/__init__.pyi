@@ -13,7 +13,7 @@ from calligram.evaluation.compare import DirectionComparison as DirectionCompari
 from calligram.evaluation.compare import PhraseComparison as PhraseComparison
 from calligram.evaluation.compare import RunComparison as RunComparison
 from calligram.evaluation.compare import compare_scores as compare_scores
-from calligram.evaluation.compare import draw_comparison as draw_comparison
+from calligram.evaluation.compare import draw_dev_curves as draw_dev_curves
 from calligram.evaluation.compare import draw_image_comparison as draw_image_comparison
 from calligram.evaluation.compare import draw_negatives as draw_negatives
 from calligram.evaluation.compare import draw_phrase_comparison as draw_phrase_comparison

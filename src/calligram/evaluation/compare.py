@@ -368,7 +368,7 @@ def _text_list(pairing: Pairing, items: Sequence[_ShownItem], width: int, note: 
     return stacked(rows, 6)
 
 
-def draw_comparison(metrics: Mapping[str, Sequence[Mapping[str, Any]]], target: Path) -> Path:
+def draw_dev_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]], target: Path) -> Path:
     """Draw the dev R@1 of several runs over their epochs, one panel for each direction (aoq, Fig. 4).
 
     The metrics of a run are the lines of its ``metrics.jsonl``. Epochs are counted over all stages; for a run with

@@ -263,6 +263,12 @@ class PairsSettings(TrainedSettings):
         """Whether a matcher takes several parts of an image."""
         return any(own.regions for own in self.matcher)
 
+    @property
+    def further_texts(self) -> str:
+        """Text file whose texts match no image and are in the batches too; empty for none."""
+        distillation = self.term(Distillation)
+        return "" if distillation is None else str(distillation.texts)
+
     def term(self, kind: type[Term]) -> Any:
         """Return the term of a class; None where there is none."""
         return next((term for term in self.terms if isinstance(term, kind)), None)
@@ -282,11 +288,10 @@ def plan_composition(
     stages = trained_stages(settings)
     captions = _pairing(settings, collection, "train")
     train = captions.join_equal_texts()
-    distillation = settings.term(Distillation)
-    if distillation is not None and distillation.texts:
-        from calligram.recipes.parts.pseudo_pairs import further_texts
+    if settings.further_texts:
+        from calligram.recipes.parts.pseudo_pairs import read_further_texts
 
-        train = train.with_unmatched_texts(further_texts(distillation.texts, collection))
+        train = train.with_unmatched_texts(read_further_texts(settings.further_texts, collection))
     pseudo = None
     if settings.pseudo.images == "none" and any(term.name == "adversarial" for term in settings.terms):
         log.warning("pseudo.images=none makes no pseudo pairs, so the term adversarial has no effect")
@@ -330,7 +335,7 @@ def plan_composition(
         dev_depth=settings.dev_depth if settings.dev_depth and matcher.scoring.reranks else None,
         hashes={
             "pseudo pairs": pseudo.fingerprint if pseudo else "",
-            "further texts": train.fingerprint if distillation is not None and distillation.texts else "",
+            "further texts": train.fingerprint if settings.further_texts else "",
         },
     )
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
 from calligram.errors import UserError, unknown
-from calligram.evaluation.compare import draw_comparison
+from calligram.evaluation.compare import draw_dev_curves
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
@@ -267,7 +267,7 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
         if len(there) > 1:
             name = file_name(study.paper, group[0], COMPARED_FIGURE, collection, *changes)
             metrics = {row: Run(folder).metrics() for row, folder in there.items()}
-            draw_comparison(metrics, results / "pictures" / f"{name}.png")
+            draw_dev_curves(metrics, results / "pictures" / f"{name}.png")
 
 
 def _draw_levels(study: Study, collection: Collection, results: Path, changes: tuple[str, ...]) -> None:

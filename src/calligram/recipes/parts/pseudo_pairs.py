@@ -105,7 +105,7 @@ def _check_adversarial(settings: PairsSettings) -> None:
                 )
 
 
-def further_texts(file: str, collection: Collection) -> Texts:
+def read_further_texts(file: str, collection: Collection) -> Texts:
     """Return the different sentences of a text file; captions of the collection, also of dev and test, are left out."""
     found = sentences_not_in(read_sentences(Path(file).expanduser()), Collection.open(collection.folder))
     if not found:

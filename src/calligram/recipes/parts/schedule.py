@@ -17,17 +17,7 @@ from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.run_settings import StageSettings
-from calligram.recipes.parts.terms import (
-    TERMS,
-    Distillation,
-    InfoNCE,
-    Instance,
-    Neighbourhood,
-    Offline,
-    Ranking,
-    Term,
-    TermContext,
-)
+from calligram.recipes.parts.terms import TERMS, InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
 from calligram.training.loop import Stage
@@ -84,12 +74,6 @@ def _mines(settings: PairsSettings) -> bool:
     """Whether a term needs negatives that the run mines itself."""
     offline = settings.term(Offline)
     return offline is not None and not offline.negatives
-
-
-def _further_texts(settings: PairsSettings) -> bool:
-    """Whether batches have texts that match no image."""
-    distillation = settings.term(Distillation)
-    return distillation is not None and bool(distillation.texts)
 
 
 class Schedule:
@@ -268,7 +252,9 @@ class Schedule:
                 "neighbourhood constraints need several texts of an image in a batch: give extra_pairs=neighbours, or "
                 "texts=2 or more"
             )
-        if _further_texts(own):
+        if own.further_texts not in ("", self.settings.further_texts):
+            raise UserError("distillation.texts holds for the whole run; give it without a stage")
+        if own.further_texts:
             from calligram.training.batches.pseudo_pairs import FurtherTextSampler
 
             return FurtherTextSampler(self._pair_sampler(own), own.seed)
@@ -290,7 +276,7 @@ class Schedule:
             return None
         if own.extra_pairs != "none":
             raise UserError("the term offline draws its own pairs; give extra_pairs=none in stages with offline")
-        if _further_texts(own):
+        if own.further_texts:
             raise UserError("the term offline draws its own texts; leave distillation.texts out where offline is used")
         from calligram.recipes.parts.mined_negatives import MinedNegatives
 
