@@ -28,6 +28,7 @@ BY_ROW = {
     "best, one vse": (),
     "best, one vse, distilled": (),
     "best, one vse, all patches, distilled, further texts": (),
+    "best, a member, distilled further": (),
     "best, one mmca": (*MMCA_SMALL, "candidates=2"),
     "best, one vse + AOQ": (
         "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",

@@ -23,7 +23,7 @@ from calligram.models.layers.towers import TwoTowerSettings
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSESettings
 from calligram.recipes.parts.config import components
-from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.run import Plan, RunContext, load_start
 from calligram.recipes.parts.run_settings import RARE, Dim, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.schedule import Schedule, trained_stages
 from calligram.recipes.parts.terms import TERMS, Distillation, InfoNCE, Term
@@ -165,6 +165,9 @@ class PairsSettings(TrainedSettings):
         tuple[Any, ...], "matcher: how two towers give a score; several names for an ensemble that is trained together"
     ] = components(MATCHER_SETTINGS, "matcher", (VSESettings(),))
     dim: Dim = 256
+    start: Annotated[
+        str, "folder of a run whose weights training starts with; of an ensemble, the first member that fits", RARE
+    ] = ""
     shared: Annotated[bool, "share one backbone and one text encoder among the members of an ensemble", RARE] = False
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(default_factory=TextSettings)
@@ -224,7 +227,7 @@ class PairsSettings(TrainedSettings):
     @property
     def teachers(self) -> dict[str, str]:
         """Other runs that this run learns from, by the setting that names each."""
-        found = {"pseudo.run": self.pseudo.run} if self.pseudo.run else {}
+        found = {key: run for key, run in (("start", self.start), ("pseudo.run", self.pseudo.run)) if run}
         for term in self.terms:
             found |= term.teachers
         return found
@@ -316,6 +319,8 @@ def plan_composition(
         matcher, inputs = join_matchers(members, towers, shared=shared), towers.inputs
     if towers is None:
         matcher.measure_vectors(*inputs.texts.texts(train.texts.strings[:1]))
+    if settings.start:
+        load_start(settings.start, matcher, inputs, train)
     trained = [(own.image, own.text) for own in (settings, *(own for _, own in stages))]
     if any(type(own.train) is int for pair in trained for own in pair):
         from calligram.recipes.parts.adapters import add_stage_adapters

@@ -18,6 +18,8 @@ from calligram.progress import Track, silent
 from calligram.text import tokenise
 
 WordSource = Literal["regions", "labels", "learnt"]
+LEARNT_WORDS = 8
+"""number of words that the source ``learnt`` gives an image"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,6 @@ class PseudoSettings:
         "name of a label: the nearest word of the captions, by WordNet if it is installed (known), or its own (own)",
         "rare",
     ] = "known"
-    learnt_words: Annotated[int, "number of learnt words of an image", (1, 1000)] = 8
     min_word_images: Annotated[
         int, "smallest number of images whose captions hold a word, for the word to be learnt", (1, 1000000), "rare"
     ] = 3
@@ -95,7 +96,7 @@ class PseudoSettings:
         of_source = {
             "regions": {"region_source", "min_score", "max_regions", "attributes"},
             "labels": {"class_names", "min_label_score", "naming"},
-            "learnt": {"learnt_words", "min_word_images", "shrink"},
+            "learnt": {"min_word_images", "shrink"},
         }
         for source, own in of_source.items():
             found |= set() if source in self.sources else own
@@ -169,9 +170,7 @@ def pseudo_sentences(
         else:
             assert captions is not None
             parts.append(
-                words.predicted_words(
-                    visuals, captions, settings.learnt_words, settings.shrink, settings.min_word_images
-                )
+                words.predicted_words(visuals, captions, LEARNT_WORDS, settings.shrink, settings.min_word_images)
             )
     return _join_sources(parts, repeats=settings.repeats)
 

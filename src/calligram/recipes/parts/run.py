@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 MIN_DEV_IMAGES = 30
 """below this number of dev images, one image changes recall by several points"""
+TEXTS_COMPARED = 1000
+"""number of training texts whose tokens must be the same for a run that starts with the weights of another"""
 
 log = logging.getLogger(__name__)
 
@@ -301,3 +303,33 @@ def load_teacher(run: str, train: Pairing, context: RunContext, images: ImageInp
     if same and is_single_process():  # otherwise a process has only its share of the images of a batch
         return Teacher(matcher, None, encode_texts(matcher, loaded.texts, track=context.track))
     return Teacher(matcher, *encode_pairing(matcher, stored.inputs, loaded, context.track))
+
+
+def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> None:
+    """Give a matcher the weights of a run: of the whole matcher, or of the first member of an ensemble that fits.
+
+    Raises:
+        UserError: when the run has no matcher with the same weights, or its word table has other words.
+    """
+    stored = load_matcher(Path(run).expanduser())
+    wanted = _weight_shapes(matcher)
+    members = getattr(stored.matcher, "members", ())
+    found = next((own for own in (stored.matcher, *members) if _weight_shapes(own) == wanted), None)
+    if found is None:
+        raise UserError(
+            f"start={run} has no matcher with the same weights as this run; take the settings matcher, dim, image.* "
+            "and text.* of that run"
+        )
+    some = train.texts.strings[:TEXTS_COMPARED]
+    own, other = ((texts.token_input or texts).texts(some)[0] for texts in (inputs.texts, stored.inputs.texts))
+    if not torch.equal(own, other):
+        raise UserError(
+            f"start={run} has a word table with other words: train on the captions of that run, or give both runs a "
+            "text.encoder, which splits all words into the same pieces"
+        )
+    matcher.load_state_dict(found.state_dict())
+    log.info("training starts with the weights of %s", run)
+
+
+def _weight_shapes(matcher: Matcher) -> tuple[type, dict[str, torch.Size]]:
+    return type(matcher), {name: weight.shape for name, weight in matcher.state_dict().items()}
