@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from calligram.recipes.catalog import PRESETS
+from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
 from calligram.studies import rows
 from calligram.studies.claims import ASSETS, Study
@@ -78,3 +80,11 @@ def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study,
     assert drawn == ["mmca-mmca-tiny-0"]
     assert len(drawn_found) == len(BY_ROW) + 1  # a sheet of every row, and the sheet of the figure
     assert len(set(drawn_curves)) == len(BY_ROW)
+
+
+def test_preset_best_distilled_has_the_settings_of_its_row():
+    changes = MMCA.row("best, a member, distilled further").changes
+    of_preset = ("terms=", "lr=", "image.region_dropout=")
+    others = [change for change in changes if not change.startswith(of_preset)]
+    assert len(others) == len(changes) - len(of_preset)
+    assert resolve(PRESETS["best-distilled"].defaults, others) == resolve(PRESETS["best"].defaults, changes)
