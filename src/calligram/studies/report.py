@@ -144,9 +144,11 @@ def _paper_page(page: Page, found: Sequence[Result], verdicts: Sequence[Verdict]
                     folds.append(report.folded(title))
         figures = _joint_figures(study, results, folder)
         parts += [f"{figures}\n\n"] if figures else []
-        folds += [_rows_without_table(study, lines), _single_figures(study, lines, folder), _claims(study, verdicts)]
+        folds += [_rows_without_table(study, lines), _claims(study, verdicts)]
         if study.paper == "two-branch" and (results / "proposals.json").is_file():
             folds.append(_proposals(results / "proposals.json"))
+    papers = tuple(f"{name}: " for name in page.studies)
+    folds.append(_single_figures([result for result in found if result.study.startswith(papers)], folder))
     return "".join(parts) + "\n".join(filter(None, folds))
 
 
@@ -182,11 +184,11 @@ def _joint_figures(study: Study, results: Path, folder: Path) -> str:
     return " ".join(f"![{p.stem}]({_relative(p, folder)})" for p in sorted(files))
 
 
-def _single_figures(study: Study, lines: Sequence[Result], folder: Path) -> str:
-    """Return a fold with links to the figures of single runs."""
+def _single_figures(lines: Sequence[Result], folder: Path) -> str:
+    """Return a fold with links to the figures of single runs, of all studies of a page."""
     files = dict.fromkeys(Path(p) for result in lines for p in result.pictures if Path(p).is_file())
     links = ", ".join(f'<a href="{_relative(p, folder)}">{html.escape(p.stem)}</a>' for p in files)
-    return f"<details><summary>Figures of single runs, {study.paper}</summary>{links}</details>" if links else ""
+    return f"<details><summary>Figures of single runs</summary>{links}</details>" if links else ""
 
 
 def _relative(file: Path, folder: Path) -> str:
