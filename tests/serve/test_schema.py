@@ -16,7 +16,7 @@ from schemathesis.specs.openapi import checks
 from calligram.data.add_captions import clean_caption
 from calligram.data.collection import Collection
 
-EXAMPLES = 100
+EXAMPLES = 40
 """per operation, and per kind of request: those that follow the description, and those that break it"""
 CHECKS = [
     not_a_server_error,
