@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -144,8 +146,15 @@ def _serving(library: Path, **settings: object) -> Iterator[str]:
             thread.join(LONGEST_SECONDS)
             for log in logs:
                 log.removeHandler(faults)
-    assert not thread.is_alive()
+    assert not thread.is_alive(), f"{thread.name} does not stop:\n{_stacks()}"
     assert faults.lines == []
+
+
+def _stacks() -> str:
+    """Return what each thread of this process does."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames().items()
+    return "\n".join(f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)
 
 
 @pytest.fixture(scope="session")
