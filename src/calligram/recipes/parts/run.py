@@ -312,14 +312,14 @@ def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> No
         UserError: when the run has no matcher with the same weights, or its word table has other words.
     """
     stored = load_matcher(Path(run).expanduser())
-    wanted = _weight_shapes(matcher)
-    members = getattr(stored.matcher, "members", ())
-    found = next((own for own in (stored.matcher, *members) if _weight_shapes(own) == wanted), None)
-    if found is None:
+    candidates = [stored.matcher, *getattr(stored.matcher, "members", ())]
+    differences = [_weight_difference(own, matcher) for own in candidates]
+    if "" not in differences:
         raise UserError(
-            f"start={run} has no matcher with the same weights as this run; take the settings matcher, dim, image.* "
-            "and text.* of that run"
+            f"start={run} has no matcher with the same weights as this run: {differences[-1]}; take the settings "
+            "matcher, dim, image.* and text.* of that run. A word table depends on the captions too, a text.encoder does not"
         )
+    found = candidates[differences.index("")]
     some = train.texts.strings[:TEXTS_COMPARED]
     own, other = ((texts.token_input or texts).texts(some)[0] for texts in (inputs.texts, stored.inputs.texts))
     if not torch.equal(own, other):
@@ -331,5 +331,11 @@ def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> No
     log.info("training starts with the weights of %s", run)
 
 
-def _weight_shapes(matcher: Matcher) -> tuple[type, dict[str, torch.Size]]:
-    return type(matcher), {name: weight.shape for name, weight in matcher.state_dict().items()}
+def _weight_difference(one: Matcher, other: Matcher) -> str:
+    """Describe the first weight that only one of two matchers has, or with another shape; empty if there is none."""
+    there, here = ({name: tuple(weight.shape) for name, weight in own.state_dict().items()} for own in (one, other))
+    for name in {**there, **here}:
+        if there.get(name) != here.get(name):
+            shapes = (f"has the shape {own[name]}" if name in own else "does not exist" for own in (there, here))
+            return f"{name} {' there and '.join(shapes)} here"
+    return "" if type(one) is type(other) else "the matchers are of different kinds"
