@@ -317,7 +317,8 @@ def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> No
     if "" not in differences:
         raise UserError(
             f"start={run} has no matcher with the same weights as this run: {differences[-1]}; take the settings "
-            "matcher, dim, image.* and text.* of that run. A word table depends on the captions too, a text.encoder does not"
+            "matcher, dim, image.* and text.* of that run. A word table also depends on the captions, a text.encoder "
+            "does not"
         )
     found = candidates[differences.index("")]
     some = train.texts.strings[:TEXTS_COMPARED]
