@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from calligram.errors import UserError
 from calligram.models.catalog import read_run_file
@@ -80,7 +82,7 @@ def test_a_restart_sets_weights_back_to_those_of_the_run(stored_tiny, before, tm
     [
         (("dim=8",), r"has the shape \(16.* there and has the shape \(8.* here; take the settings matcher, dim"),
         (("matcher=vsrn",), "has no matcher with the same weights .* does not exist"),
-        (("sparse.images=0.5",), "with .* captions that .* leaves out: its scores would leak them"),
+        (("sparse.images=0.5",), "with .* captions that .* leaves out: it would leak them"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused(stored_tiny, before, tmp_path, changes, message):
@@ -97,3 +99,15 @@ def test_other_words_of_the_same_number_are_refused(stored_tiny, before):
     other = replace(inputs, texts=replace(inputs.texts, words=(*words[:4], words[5], words[4], *words[6:])))
     with pytest.raises(UserError, match="has a word table with other words"):
         load_start(str(folder), matcher, other, stored_tiny.sentences("train"))
+
+
+def test_features_of_another_network_are_refused(spoken_tiny, tiny_classifier, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_classifier, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: -weight for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    frozen = ("image.features=", "image.size=32", "epochs=1")
+    run(spoken_tiny, tmp_path / "run", *frozen, f"image.backbone={tiny_classifier}")
+    with pytest.raises(UserError, match=r"features of another network; give the image\.backbone of that run"):
+        run(spoken_tiny, tmp_path / "more", *frozen, f"image.backbone={other}", f"start={tmp_path / 'run'}")
+    run(spoken_tiny, tmp_path / "more", *frozen, f"image.backbone={tiny_classifier}", f"start={tmp_path / 'run'}")

@@ -63,7 +63,7 @@ def refuse_leaks(teachers: Mapping[str, str], whole: Collection, sparse: Collect
         elif lost := len(_matching_ids(seen) - _matching_ids(sparse)):
             raise UserError(
                 f"{setting}={name} was trained on {seen.name}, with {lost} captions that {sparse.name} leaves out: "
-                "its scores would leak them; give a run on no more captions, with the same sparse.seed"
+                "it would leak them; give a run on no more captions, with the same sparse.seed"
             )
 
 

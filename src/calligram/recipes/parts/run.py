@@ -309,7 +309,8 @@ def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> No
     """Give a matcher the weights of a run: of the whole matcher, or of the first member of an ensemble that fits.
 
     Raises:
-        UserError: when the run has no matcher with the same weights, or its word table has other words.
+        UserError: when the run has no matcher with the same weights, other frozen networks, or a word table with other
+            words.
     """
     stored = load_matcher(Path(run).expanduser())
     candidates = [stored.matcher, *getattr(stored.matcher, "members", ())]
@@ -321,6 +322,7 @@ def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> No
             "does not"
         )
     found = candidates[differences.index("")]
+    _check_frozen_inputs(run, inputs, stored.inputs)
     some = train.texts.strings[:TEXTS_COMPARED]
     own, other = ((texts.token_input or texts).texts(some)[0] for texts in (inputs.texts, stored.inputs.texts))
     if not torch.equal(own, other):
@@ -330,6 +332,21 @@ def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> No
         )
     matcher.load_state_dict(found.state_dict())
     log.info("training starts with the weights of %s", run)
+
+
+def _check_frozen_inputs(run: str, own: Inputs, other: Inputs) -> None:
+    """Refuse weights that were trained on the features of another frozen network: they may have the same shapes."""
+    for setting, one, two in (
+        ("image.backbone", own.images.network, other.images.network),
+        ("text.encoder", own.texts.network, other.texts.network),
+    ):
+        weights = [{} if network is None else network.state_dict() for network in (one, two)]
+        if weights[0].keys() != weights[1].keys() or any(
+            not torch.equal(weights[0][name].cpu(), weights[1][name].cpu()) for name in weights[0]
+        ):
+            raise UserError(f"start={run} was trained on features of another network; give the {setting} of that run")
+    if own.images.stored_name != other.images.stored_name:
+        raise UserError(f"start={run} was trained on other features; give image.features={other.images.stored_name}")
 
 
 def _weight_difference(one: Matcher, other: Matcher) -> str:
