@@ -174,7 +174,8 @@ def test_no_thread_of_the_process_group_survives_leaving_it(stepped):
 
 def test_torchrun_trains_to_the_weights_of_a_single_process(calligram, stored_tiny, tmp_path):
     settings = ("epochs=2", "batch=6", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1")
-    settings += ("text.dropout=0", "ema_decay=0", "warmup_epochs=1")
+    # Steps of Adam hardly depend on the size of gradients, and for gradients near zero they magnify rounding.
+    settings += ("text.dropout=0", "ema_decay=0", "warmup_epochs=1", "optim.optimizer=sgd", "lr=0.1")
     flags = [flag for change in settings for flag in ("--set", change)]
     outs = [tmp_path / f"run-{count}" for count in (1, 2)]
     asked = [["train", "vse", str(stored_tiny.folder), "--out", str(out), "--device", "cpu", *flags] for out in outs]

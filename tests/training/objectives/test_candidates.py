@@ -114,9 +114,11 @@ def test_with_as_many_candidates_as_items_the_loss_is_that_of_all_pairs_plus_tha
         torch.testing.assert_close(found[key], value)
         torch.testing.assert_close(found[f"first_{key}"], vectors[key])
     expected = gradients({**whole, **{f"first_{k}": v for k, v in vectors.items()}}, matcher)
+    largest = max(gradient.abs().max().item() for gradient in expected)
     again = RetrieveRerankObjective(objective, 100)
     for one, two in zip(gradients(again(matcher, given), matcher), expected, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+        # The rounding of a sum depends on its largest terms, and on the processor.
+        torch.testing.assert_close(one, two, atol=2e-5 * largest, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", MATCHERS)
