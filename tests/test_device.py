@@ -1,4 +1,4 @@
-"""Random seeds, attention without cuDNN, and compilation that does not change results."""
+"""Devices by name, random seeds, attention without cuDNN, and compilation that does not change results."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from calligram import device as switches
 from calligram.device import (
     compile_if_enabled,
+    device_named,
     kernel_states,
     network_precision,
     seed_random_numbers,
@@ -21,6 +22,7 @@ from calligram.device import (
     use_kernels,
     without_cudnn_attention,
 )
+from calligram.errors import UserError
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 
@@ -58,6 +60,45 @@ def test_the_generator_of_the_gpu_in_use_is_seeded(monkeypatch, device, seeded):
         seed_random_numbers(5, torch.device(device))
         assert torch.initial_seed() == 5
     assert [generator.initial_seed() for generator in generators] == seeded
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "expected"),
+    [
+        ("0", "auto", "cuda:0"),
+        ("1", "auto", "cuda:1"),
+        ("1", "cuda", "cuda:1"),
+        ("1", "cuda:0", "cuda:0"),
+        ("1", "cpu", "cpu"),
+    ],
+)
+def test_each_process_has_its_own_gpu(monkeypatch, rank, name, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert device_named(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize(("rank", "name"), [("2", "auto"), ("0", "cuda:2")])
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch, rank, name):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    with pytest.raises(UserError, match="there is no GPU 2: torch finds 2, numbered from 0"):
+        device_named(name)
+
+
+@pytest.mark.parametrize(("device", "backend", "current"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)])
+def test_a_process_joins_the_group_of_its_device(monkeypatch, device, backend, current):
+    """Without a second GPU only the calls can be looked at."""
+    called = {"current": None}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(switches.dist, "init_process_group", lambda kind, timeout: called.update(kind=kind))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: called.update(current=str(gpu)))
+    monkeypatch.setattr(switches.atexit, "register", lambda function: None)
+    assert switches.Processes.join(torch.device(device)) == switches.Processes(1, 2)
+    assert called == {"kind": backend, "current": current}
 
 
 def test_cudnn_attention_is_disabled_on_a_gpu_and_restored():

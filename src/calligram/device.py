@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -44,6 +45,8 @@ GRAPH_DEVICE_TYPE = "cuda"
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """all attention kernels but cuDNN's"""
 
+LONGEST_WAIT = timedelta(days=1)
+"""time after which a process of a group gives up waiting for another one"""
 ASYNCHRONOUS_BYTES = 1 << 16
 """CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
 
@@ -55,18 +58,27 @@ Item = TypeVar("Item")
 def device_named(name: str = "auto") -> torch.device:
     """Return a device by name; ``auto`` is the GPU of this process if there is one, else the CPU.
 
+    Under ``torchrun`` each process has its own GPU, so ``cuda`` is that one.
+
     Raises:
         UserError: when torch does not know the name, or has no such device.
     """
     if name == "auto":
-        local = os.environ.get("LOCAL_RANK", "0")
-        return torch.device(f"cuda:{local}" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device '{name}' is not available: torch finds no CUDA device; use --device cpu")
+    if device.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
+        if index >= (count := torch.cuda.device_count()):
+            raise UserError(
+                f"there is no GPU {index}: torch finds {count}, numbered from 0; name another one, or let torchrun "
+                "start at most one process for each GPU"
+            )
+        device = torch.device("cuda", index)
     return device
 
 
@@ -326,8 +338,12 @@ class Processes:
     count: int = 1
 
     @classmethod
-    def join(cls) -> Processes:
-        """Join the group that ``torchrun`` set in the environment; without it this is the only process."""
+    def join(cls, device: torch.device | None = None) -> Processes:
+        """Join the group that ``torchrun`` set in the environment; without it this is the only process.
+
+        Args:
+            device: device of this process; None for the CPU.
+        """
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count > 1 and not dist.is_initialized():
             # The functions of this module have the process group at import time as a default argument, and so keep it
@@ -335,7 +351,11 @@ class Processes:
             # keeps no group.
             import torch.distributed.nn.functional
 
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            on_gpu = device is not None and device.type == "cuda"
+            if on_gpu:
+                torch.cuda.set_device(device)  # NCCL takes the current GPU
+            # Processes wait while the first one measures dev or mines negatives, which may take hours.
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT)
             # A thread of the group that frees a tensor while the interpreter ends aborts the process.
             atexit.register(_leave_group)
         return cls(int(os.environ.get("RANK", "0")), count)

@@ -99,6 +99,24 @@ def test_kl_divergence_of_equal_distributions_is_zero_and_the_teacher_gets_no_gr
     assert scores.grad.abs().sum() > 0
 
 
+def test_rows_and_columns_that_do_not_count_are_as_if_they_were_not_there():
+    torch.manual_seed(0)
+    scores, teacher = torch.rand(5, 7), torch.rand(5, 7)
+    rows, columns = torch.arange(5) != 2, ~torch.isin(torch.arange(7), torch.tensor([0, 6]))
+    settings = {"temperature": torch.tensor(0.07, requires_grad=True), "teacher_temperature": 0.05}
+    found, expected = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    loss = symmetric_kl_divergence(found, teacher, **settings, counted=(rows, columns))
+    without = symmetric_kl_divergence(expected[rows][:, columns], teacher[rows][:, columns], **settings)
+    torch.testing.assert_close(loss, without)
+    of_loss, of_without = (
+        torch.autograd.grad(x, [y, settings["temperature"]]) for x, y in ((loss, found), (without, expected))
+    )
+    torch.testing.assert_close(of_loss, of_without)
+    nothing = symmetric_kl_divergence(found, teacher, **settings, counted=(rows & False, columns & False))
+    assert nothing == 0
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(nothing, [found]))
+
+
 def test_kl_divergence_refuses_scores_of_another_shape():
     with pytest.raises(ValueError, match=r"scores have shape \(2, 3\) and the teacher's scores \(3, 2\)"):
         kl_divergence(torch.rand(2, 3), torch.rand(3, 2), temperature=1.0, teacher_temperature=1.0)

@@ -92,6 +92,15 @@ def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights
     assert isinstance(planned(spoken_tiny).stages[0].objective.annotated, InfoNCEObjective)
 
 
+def test_discriminators_restart_with_the_other_weights(spoken_tiny):
+    changes = ("stages.1.name=first", "stages.2.name=second", "stages.2.on_start=restart", "warmup_epochs=0")
+    first, second = (stage.objective.adversary for stage in planned(spoken_tiny, *changes).stages)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter += 1
+    assert all((one - two).min() > 0.99 for one, two in zip(first.parameters(), second.parameters(), strict=True))
+
+
 def test_each_weight_of_the_adversary_and_eta_reach_their_discriminator(spoken_tiny):
     changes = ("adversarial.intra=1,2", "adversarial.cross=3,4", "adversarial.trans=5,6", "adversarial.weight=10")
     adversary = planned(spoken_tiny, *changes, "adversarial.steepness=7").stages[0].objective.adversary

@@ -157,6 +157,33 @@ def test_a_run_with_further_texts_is_not_resumed_with_others(stored_tiny, ensemb
         run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
 
 
+def test_items_that_batches_on_a_gpu_repeat_do_not_change_the_divergence(stored_tiny, ensemble, further, monkeypatch):
+    changes = (f"distillation.teacher={ensemble}", further, "text.dropout=0", "image.crop=1", "image.flip=false")
+    found = []
+    for device_type in ("cuda", "cpu"):  # of the device that has this loss: here, the CPU
+        monkeypatch.setattr("calligram.training.batches.batch.GRAPH_DEVICE_TYPE", device_type)
+        torch.manual_seed(0)
+        planned = plan(stored_tiny, *changes)
+        batch = next(iter(planned.stages[0].batches.epoch(0)))
+        (divergence,) = planned.stages[0].objective(planned.matcher.eval(), batch).values()
+        gradients = torch.autograd.grad(divergence, list(planned.matcher.parameters()), allow_unused=True)
+        found.append((divergence, *(g for g in gradients if g is not None)))
+    assert len(batch.image_rows) > len(batch.image_rows.unique())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_stage_that_restarts_shares_the_teacher(stored_tiny, ensemble):
+    stages = plan(
+        stored_tiny, f"distillation.teacher={ensemble}", "stages.1.epochs=1", "stages.2.epochs=1",
+        "stages.2.on_start=restart",
+    ).stages  # fmt: skip
+    first, second = (
+        next(each for each in stage.objective.modules() if isinstance(each, DistillationObjective)) for stage in stages
+    )
+    assert first is not second
+    assert first._teacher[0] is second._teacher[0]
+
+
 def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
     settings = resolve(PRESETS["distil"].defaults, [*SMALL, STORED, f"distillation.teacher={teacher}"])
     plan = PRESETS["distil"].recipe.plan(settings, stored_tiny, CPU)

@@ -6,8 +6,10 @@ import torch
 from calligram.data.negatives import NegativeLists
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.features.texts import vocabulary
 from calligram.models.ensemble import Ensemble
 from calligram.models.mmca import MMCA
+from calligram.models.vse import VSE
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
@@ -64,6 +66,21 @@ def run(collection, out, *changes, resume=False):
     settings = settings_of(*changes)
     context = RunContext(torch.device("cpu"))
     return run_preset(PRESETS["best-ensemble"], settings, collection, out, resume=resume, context=context)
+
+
+def test_members_that_are_trained_one_after_the_other_know_the_lengths_of_texts(spoken_tiny, monkeypatch):
+    found, seen = planned(spoken_tiny, "matcher=vse,vse", *STORED, "candidates=0"), []
+    batch = next(iter(found.stages[0].batches.epoch(0)))
+    encode = VSE.encode_texts
+
+    def encode_texts(self, *given):
+        seen.append(tuple(vocabulary._LENGTHS.get()))
+        return encode(self, *given)
+
+    monkeypatch.setattr(VSE, "encode_texts", encode_texts)
+    assert len(list(found.stages[0].objective.passes(found.matcher, batch))) == 2
+    assert seen == [batch.text_lengths] * 2
+    assert len(batch.text_lengths) == len(batch.texts)
 
 
 @pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])

@@ -132,6 +132,26 @@ def test_moved_or_frozen_parameters_are_captured_again(trained, again):
 
 
 @pytest.mark.usefixtures("stepped")
+def test_graphs_that_are_not_needed_are_deleted_and_captured_when_they_are(trained, again):
+    found = trained()
+    for compiled in (False, True):
+        with use_compile(compiled):
+            found.step(True, words=8)
+            found.step(True, words=8)
+    assert (found.recorded, again.made) == (2, 2)
+    cuda_graphs.delete_graphs(found.objective, all_but_compiled=False)
+    assert found.recorded == 1
+    same(found.step(True, words=8), found.step(False, words=8))
+    assert again.made == 2
+    cuda_graphs.delete_graphs(found.objective)
+    cuda_graphs.delete_graphs(found.objective)
+    assert found.recorded is None
+    found.step(True, words=8)
+    same(found.step(True, words=8), found.step(False, words=8))
+    assert (found.recorded, again.made) == (1, 3)
+
+
+@pytest.mark.usefixtures("stepped")
 def test_unused_parameters_have_no_gradient(trained):
     found = trained(alpha=0.0)
     found.step(True, words=8)

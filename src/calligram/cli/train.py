@@ -56,8 +56,9 @@ def train(
     if resume and not set_ and config is None and (out / RUN_FILE).is_file():
         set_, config = given_settings(str(Run(out).about.get("command", "")))
     settings = resolve(chosen.defaults, set_ or [], config)
-    processes = Processes.join()
-    context = RunContext(device_named(device), processes, progress_bar, tuple(log or ()))
+    chosen_device = device_named(device)
+    processes = Processes.join(chosen_device)
+    context = RunContext(chosen_device, processes, progress_bar, tuple(log or ()))
     try:
         best = run_preset(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
     except KeyboardInterrupt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +40,12 @@ def symmetric_info_nce(
 
 
 def kl_divergence(
-    scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, teacher_temperature: float
+    scores: Tensor,
+    teacher: Tensor,
+    *,
+    temperature: Tensor | float,
+    teacher_temperature: float,
+    counted: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Mean over rows of KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)).
 
@@ -49,25 +56,47 @@ def kl_divergence(
         teacher: (A, C) scores of the teacher, higher is better; their scale may differ from that of ``scores``.
         temperature: divides ``scores``.
         teacher_temperature: divides ``teacher``.
+        counted: (A,) and (C,) whether a row and a column count; None for all. Others are left out of the mean and of
+            the softmax.
 
-    See also: ``symmetric_divergence``.
+    See also: ``symmetric_kl_divergence``.
     """
     if scores.shape != teacher.shape:
         raise ValueError(
             f"scores have shape {tuple(scores.shape)} and the teacher's scores {tuple(teacher.shape)}; "
             "both must have the same shape (A, C)"
         )
-    expected = (teacher.detach().float() / teacher_temperature).log_softmax(1)
-    predicted = (scores.float() / temperature).log_softmax(1)
-    return (expected.exp() * (expected - predicted)).sum(1).mean()
+    wanted, given = teacher.detach().float() / teacher_temperature, scores.float() / temperature
+    if counted is None:
+        return _divergence_of_rows(wanted, given).mean()
+    rows, columns = counted
+    least = torch.finfo(given.dtype).min  # minus infinity would give NaN: 0 * (-inf + inf)
+    of_rows = _divergence_of_rows(wanted.masked_fill(~columns, least), given.masked_fill(~columns, least))
+    return of_rows.masked_fill(~rows, 0.0).sum() / rows.sum().clamp(min=1)
+
+
+def _divergence_of_rows(wanted: Tensor, given: Tensor) -> Tensor:
+    """KL divergence (A,) of the softmax of each row of ``given`` from that of ``wanted``."""
+    expected, predicted = wanted.log_softmax(1), given.log_softmax(1)
+    return (expected.exp() * (expected - predicted)).sum(1)
 
 
 def symmetric_kl_divergence(
-    scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, teacher_temperature: float
+    scores: Tensor,
+    teacher: Tensor,
+    *,
+    temperature: Tensor | float,
+    teacher_temperature: float,
+    counted: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Mean of ``divergence`` with images as rows and with texts as rows."""
-    by_image = kl_divergence(scores, teacher, temperature=temperature, teacher_temperature=teacher_temperature)
-    by_text = kl_divergence(scores.T, teacher.T, temperature=temperature, teacher_temperature=teacher_temperature)
+    """Mean of ``kl_divergence`` with images as rows and with texts as rows.
+
+    Args:
+        counted: whether an image and a text count; None for all.
+    """
+    divide: Any = {"temperature": temperature, "teacher_temperature": teacher_temperature}
+    by_image = kl_divergence(scores, teacher, **divide, counted=counted)
+    by_text = kl_divergence(scores.T, teacher.T, **divide, counted=counted and counted[::-1])
     return (by_image + by_text) / 2
 
 

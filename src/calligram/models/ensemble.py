@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
+from calligram.features.texts.vocabulary import known_lengths
 from calligram.models.catalog import build
 from calligram.models.matcher import Encoded, Matcher, QuerySide, Scoring
 from calligram.vectors import unit_length
@@ -197,14 +198,19 @@ class Ensemble(Matcher):
         return bool(self.settings.backbone or self.settings.encoder)
 
     def encode_separately(
-        self, images: Tensor, texts: Tensor, mask: Tensor
+        self, images: Tensor, texts: Tensor, mask: Tensor, lengths: Sequence[int] = ()
     ) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
         """Yield what ``by_member`` yields for the same inputs; a member encodes them when it is its turn.
 
         Members must not share networks.
+
+        Args:
+            lengths: number of tokens of each text; empty if unknown.
         """
         for member in self._members():
-            one, two = member.encode_images(images), member.encode_texts(texts, mask)
+            one = member.encode_images(images)
+            with known_lengths(lengths):
+                two = member.encode_texts(texts, mask)
             yield member, _as_member(member, one), _as_member(member, two)
 
     def _members(self) -> list[Matcher]:

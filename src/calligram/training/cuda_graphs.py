@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +72,18 @@ def replays_of(owner: nn.Module) -> int:
     """Return the number of replays of an owner's graphs; -1 after a capture that failed."""
     graphs = _GRAPHS.get(owner)
     return 0 if graphs is None else -1 if graphs.disabled else graphs.replays
+
+
+def delete_graphs(owner: nn.Module, *, all_but_compiled: bool | None = None) -> None:
+    """Delete the graphs of an owner, which keep the memory of a step, when they are no longer needed.
+
+    Args:
+        all_but_compiled: keep those that were captured with compilation (True) or without it (False).
+    """
+    if all_but_compiled is None:
+        _GRAPHS.pop(owner, None)
+    elif graphs := _GRAPHS.get(owner):
+        graphs.keep(compiled=all_but_compiled)
 
 
 class _FunctionWithModules(nn.Module):
@@ -162,6 +174,17 @@ class CudaGraphStep:
 capture: Callable[[nn.Module, Sequence[Tensor], GraphCache], CapturedStep] = CudaGraphStep
 
 
+class _Key(NamedTuple):
+    """What a captured graph depends on, besides the addresses of the parameters."""
+
+    shapes: object
+    autocast: object
+    compiled: bool
+    allow_tf32: bool
+    device: torch.device
+    constants: object
+
+
 class GraphCache:
     """The captured graphs of one owner."""
 
@@ -170,8 +193,8 @@ class GraphCache:
         self.stream: Any = None
         self.replays = 0
         """number of replays; a backward pass belongs to the last one"""
-        self._captured: dict[object, CapturedStep] = {}
-        self._shape_counts: Counter[object] = Counter()
+        self._captured: dict[_Key, CapturedStep] = {}
+        self._shape_counts: Counter[_Key] = Counter()
         self._addresses: object = None
         self._token: Callable[[], object] = lambda: None
         self.disabled = False
@@ -186,6 +209,10 @@ class GraphCache:
         """Delete all graphs and never capture again."""
         self.disabled = True
         self._captured.clear()
+
+    def keep(self, *, compiled: bool) -> None:
+        """Delete the graphs that were captured with another choice of compilation."""
+        self._captured = {key: step for key, step in self._captured.items() if key.compiled == compiled}
 
     def begin_replay(self) -> object:
         """Start a replay. It ends with ``end_replay``, or when the returned token is deleted."""
@@ -208,9 +235,9 @@ class GraphCache:
         if addresses != self._addresses:  # parameters were moved or frozen, so graphs read the wrong memory
             self._captured.clear()
             self._addresses = addresses
-        key = (
+        key = _Key(
             tuple((t.shape, t.dtype) for t in inputs),
-            torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE),
+            (torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE)),
             compile_enabled(), torch.backends.cuda.matmul.allow_tf32, inputs[0].device, constants,
         )  # fmt: skip
         self._shape_counts[key] += 1

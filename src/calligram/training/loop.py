@@ -27,6 +27,7 @@ from calligram.models.damage import state_errors
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
+from calligram.training.cuda_graphs import delete_graphs
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,
     CollapseDetector,
@@ -121,8 +122,11 @@ def train(
         The dev metrics of the best epoch.
     """
     device = device_of(matcher)
+    on_gpu = device.type == "cuda"
     kernels = use_kernels(False) if loop.speed == "plain" else contextlib.nullcontext()
-    with kernels, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    # Streams and captures of CUDA graphs belong to the current GPU.
+    current = torch.cuda.device(device) if on_gpu else contextlib.nullcontext()
+    with kernels, current, torch.random.fork_rng([device] if on_gpu else []):
         return _Trainer(matcher, stages, run, evaluate, loop, processes, track, loggers).train()
 
 
@@ -219,6 +223,7 @@ class _Trainer:
         with state_errors(self.run.folder) if tensors else contextlib.nullcontext():
             if "objective" in tensors:
                 objective.load_state_dict(tensors["objective"])
+            self._restore_later_objectives(number, tensors.get("later_objectives", {}))
             if "optimizer" in tensors:
                 restore_optimizer(optimizer, tensors["optimizer"])
         self.trial = self._trial(stage, int(position["epoch"]), int(position["batch"]))
@@ -226,6 +231,7 @@ class _Trainer:
             start = int(position["batch"]) if epoch == position["epoch"] else 0
             self._run_epoch(number, epoch, start, optimizer)
             self._end_epoch(number, epoch, optimizer)
+        delete_graphs(objective)
 
     def _run_epoch(self, number: int, epoch: int, start: int, optimizer: torch.optim.Optimizer) -> None:
         stage = self.stages[number]
@@ -344,6 +350,23 @@ class _Trainer:
             self.matcher.load_state_dict(weights)
         return metrics
 
+    def _later_objectives(self, stage: int) -> dict[str, Tensor]:
+        """Return what later stages share with earlier ones, but not with this one: a term may be left out of it."""
+        trained = {_address(t) for s in self.stages[:stage] for t in s.objective.state_dict().values()}
+        seen = {_address(t) for t in self.stages[stage].objective.state_dict().values()}
+        found: dict[str, Tensor] = {}
+        for number, later in enumerate(self.stages[stage + 1 :], stage + 1):
+            for name, tensor in later.objective.state_dict().items():
+                if _address(tensor) in trained and _address(tensor) not in seen:
+                    found[f"{number}.{name}"] = tensor
+                    seen.add(_address(tensor))
+        return found
+
+    def _restore_later_objectives(self, stage: int, tensors: Mapping[str, Tensor]) -> None:
+        for number, later in enumerate(self.stages[stage + 1 :], stage + 1):
+            of_stage = {n.removeprefix(f"{number}."): t for n, t in tensors.items() if n.startswith(f"{number}.")}
+            later.objective.load_state_dict(of_stage, strict=False)
+
     def _save(self, stage: int, epoch: int, batch: int, optimizer: torch.optim.Optimizer | None) -> None:
         if not self.processes.first:
             return
@@ -353,6 +376,8 @@ class _Trainer:
         if stage < len(self.stages):
             # Also between two stages: the objective of the next stage may share weights with that of the last.
             tensors["objective"] = self.stages[stage].objective.state_dict()
+            if later := self._later_objectives(stage):
+                tensors["later_objectives"] = later
         if self.average:
             tensors["average"] = self.average.weights
         position = {
@@ -361,6 +386,11 @@ class _Trainer:
             "average_steps": self.average.steps if self.average else 0, "scaler": self.scaler.state_dict(),
         }  # fmt: skip
         self.saver.save_state(self.step, tensors, position)
+
+
+def _address(tensor: Tensor) -> tuple[int, torch.Size]:
+    """Return what two names of one tensor have in common."""
+    return tensor.data_ptr(), tensor.shape
 
 
 class WeightAverage:

@@ -159,10 +159,11 @@ def attend(
 ) -> None:
     """Attention to regions by the state, and their weighted sum."""
     rows, count, size = regions.shape
-    attend_row[(rows,)](
-        projection, keys, regions, real.view(torch.uint8), energy, weights, context, count,
-        H=size, R=triton.next_power_of_2(count), K=DIMENSIONS, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(regions):
+        attend_row[(rows,)](
+            projection, keys, regions, real.view(torch.uint8), energy, weights, context, count,
+            H=size, R=triton.next_power_of_2(count), K=DIMENSIONS, num_warps=8,
+        )  # fmt: skip
 
 
 def attend_backward(
@@ -171,17 +172,19 @@ def attend_backward(
 ) -> None:  # fmt: skip
     """Add the gradients of f and, for each row, of w; write that of Q h."""
     rows, count, size = regions.shape
-    attend_row_backward[(rows,)](
-        grad_context, projection, keys, regions, real.view(torch.uint8), energy, weights, grad_keys, grad_energy,
-        grad_projection, count,
-        H=size, R=triton.next_power_of_2(count), K=DIMENSIONS, num_warps=8,
-    )  # fmt: skip
+    with torch.cuda.device_of(regions):
+        attend_row_backward[(rows,)](
+            grad_context, projection, keys, regions, real.view(torch.uint8), energy, weights, grad_keys, grad_energy,
+            grad_projection, count,
+            H=size, R=triton.next_power_of_2(count), K=DIMENSIONS, num_warps=8,
+        )  # fmt: skip
 
 
 def open_gates(gate_inputs: Tensor, projection: Tensor, state: Tensor, gates: Tensor, after: Tensor) -> None:
     """Gates of the GRU and its next state, from the products of its matrices with inputs and with the state."""
     rows, size = state.shape
-    gates_block[(rows, triton.cdiv(size, BLOCK))](gate_inputs, projection, state, gates, after, H=size, B=BLOCK)
+    with torch.cuda.device_of(state):
+        gates_block[(rows, triton.cdiv(size, BLOCK))](gate_inputs, projection, state, gates, after, H=size, B=BLOCK)
 
 
 def gates_backward(
@@ -190,6 +193,7 @@ def gates_backward(
 ) -> None:  # fmt: skip
     """Gradients of the products with inputs and with the state, and of the state by the update gate alone."""
     rows, size = state.shape
-    gates_block_backward[(rows, triton.cdiv(size, BLOCK))](
-        grad_states, grad_state, gates, projection, state, grad_gates, grad_projection, kept, H=size, B=BLOCK
-    )
+    with torch.cuda.device_of(state):
+        gates_block_backward[(rows, triton.cdiv(size, BLOCK))](
+            grad_states, grad_state, gates, projection, state, grad_gates, grad_projection, kept, H=size, B=BLOCK
+        )

@@ -109,13 +109,15 @@ class Schedule:
     def stages(self, planned: StagesWithSettings) -> tuple[Stage, ...]:
         """Return the stages; those of hard negatives begin with a warm-up stage."""
         found: list[tuple[Stage, PairsSettings]] = []
+        starts: list[int] = []
         for each, own in planned:
             if "restart" in each.on_start:
+                starts.append(len(found))
                 # Nothing is trained yet, so these copies have the initial weights of all objectives.
                 self._objectives, self._shared = copy.deepcopy((self._objectives, self._shared))
                 self._initial = {k: v.detach().clone() for k, v in self.matcher.state_dict().items()}
             found += self._with_warmup(each, own)
-        return self._with_pseudo_pairs(found) if self.pseudo is not None else tuple(stage for stage, _ in found)
+        return self._with_pseudo_pairs(found, starts) if self.pseudo is not None else tuple(stage for stage, _ in found)
 
     def _with_warmup(self, each: StageSettings, own: PairsSettings) -> list[tuple[Stage, PairsSettings]]:
         """Return the stages of one stage of the settings, each with the settings that hold in it."""
@@ -303,13 +305,21 @@ class Schedule:
             matcher.load_state_dict(dict(self._initial))
         return fresh
 
-    def _with_pseudo_pairs(self, stages: Sequence[tuple[Stage, PairsSettings]]) -> tuple[Stage, ...]:
-        """Add the losses of pseudo pairs and the discriminators, which all stages share (a3vse, Eqs. 3 and 9)."""
+    def _with_pseudo_pairs(
+        self, stages: Sequence[tuple[Stage, PairsSettings]], starts: Sequence[int]
+    ) -> tuple[Stage, ...]:
+        """Add the losses of pseudo pairs and the discriminators, which all stages share (a3vse, Eqs. 3 and 9).
+
+        Args:
+            starts: numbers of the stages that restart with initial weights, also of the discriminators.
+        """
         from calligram.training.objectives.pseudo_pairs import PseudoPairObjective
 
         total, begun, found = sum(stage.epochs for stage, _ in stages), 0, []
         adversary = self._adversary()
-        for stage, own in stages:
+        for number, (stage, own) in enumerate(stages):
+            if number in starts:
+                adversary = copy.deepcopy(adversary)  # nothing is trained yet
             span = begun / total, (begun + stage.epochs) / total
             margin = own.pseudo.margin
             terms = tuple(replace(t, margin=margin) if isinstance(t, Ranking) else t for t in own.terms)

@@ -369,7 +369,7 @@ def _append_drawn(own: Ints, drawn: Ints) -> Ints:
 def _repeat_rows(rows: Ints) -> Ints:
     """Repeat the first rows at the end, up to a multiple. No drawn row is one of them, and they have target 0.
 
-    Only statistics of batch normalisation count them.
+    Only statistics of batch normalisation count them, and distillation leaves them out.
     """
     return np.resize(rows, len(rows) + -len(rows) % DRAWN_MULTIPLE)
 

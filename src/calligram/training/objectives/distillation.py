@@ -29,6 +29,10 @@ class Teacher:
         self.images = None if images is None else _to_half(images, parts=parts)
         self.texts = _to_half(texts, parts=parts)
 
+    def __deepcopy__(self, memo: object) -> Teacher:
+        """Return itself: it never changes, and its encodings are large."""
+        return self
+
     @torch.no_grad()
     def scores(self, batch: Batch) -> Tensor:
         """Scores (I, T) of all pairs of a batch."""
@@ -58,13 +62,20 @@ class DistillationObjective(InfoNCEObjective):
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return one term."""
+        repeats = batch.drawn.shape[1] > 2  # see ``Batches``: only batches with drawn items repeat some
         found = symmetric_kl_divergence(
             matcher.score(images, texts),
             self._teacher[0].scores(batch),
             temperature=self.temperature,
             teacher_temperature=self.teacher_temperature,
+            counted=(_first_occurrences(batch.image_rows), _first_occurrences(batch.text_rows)) if repeats else None,
         )
         return {"divergence": found}
+
+
+def _first_occurrences(rows: Tensor) -> Tensor:
+    """(N,) whether no earlier element of ``rows`` (N,) is the same."""
+    return ~(rows.unsqueeze(1) == rows).tril(-1).any(1)
 
 
 def _to_half(items: Encoded, *, parts: bool) -> Encoded:

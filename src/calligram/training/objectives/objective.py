@@ -277,8 +277,7 @@ class EnsembleObjective(Objective):
             yield self(matcher, batch)
             return
         self.measures, encoded = {}, []
-        with known_lengths(batch.text_lengths):
-            members = ensemble.encode_separately(batch.images, batch.texts, batch.text_mask)
+        members = ensemble.encode_separately(batch.images, batch.texts, batch.text_mask, batch.text_lengths)
         for number, (member, images, texts) in enumerate(members, 1):
             encoded.append((images.vectors.detach(), texts.vectors.detach()))
             yield self._member_terms(number, batch, (member, images, texts))
