@@ -96,6 +96,26 @@ def test_interpreted_attention_within_items_equals_the_plain_path(interpreted):
 
 
 @needs_triton
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("work", [lambda *given: all_pairs(*given)[1], aligned])
+def test_a_backward_kernel_that_fails_is_replaced_by_the_plain_path(interpreted, monkeypatch, shape, work):
+    module = interpreted["fused_pair_attention"]
+    for name in ("attend_stacked_backward", "attend_others_backward_items"):
+        monkeypatch.setattr(module, name, None)
+    unit, parts, masks = unit_and_items(shape, 64, 4)
+    inputs = [*parts, unit.query.weight, unit.key.weight, unit.value.weight]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = work(unit, parts, masks)
+    assert kernel_states()[ATTENTION_KERNEL] == "fused"
+    of_found = gradients(found, inputs)
+    assert kernel_states()[ATTENTION_KERNEL] == "plain: TypeError"
+    with use_kernels(False):
+        exact = work(unit, parts, masks)
+    for one, two in zip(of_found, gradients(exact, inputs), strict=True):
+        assert_near(one, two, 0.02)
+
+
+@needs_triton
 def test_a_kernel_that_fails_leaves_items_that_the_plain_path_takes(interpreted, monkeypatch):
     unit, parts, masks = unit_and_items(SHAPES[0], 64, 4)
     module = interpreted["fused_pair_attention"]

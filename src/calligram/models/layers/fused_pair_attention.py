@@ -9,6 +9,7 @@ Factors of matrix products are in bfloat16. Sums and softmax are in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from calligram.models.layers.transformer_unit import MASKED_LOGIT
+from calligram.device import run_kernel
+from calligram.models.layers.transformer_unit import ATTENTION_KERNEL, MASKED_LOGIT
 
 MASKED = tl.constexpr(MASKED_LOGIT)
 ROWS = 64
@@ -271,14 +273,23 @@ class StackedAttention(Function):
     def backward(ctx: Any, of_result: Tensor, of_totals: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Gradients of both projections."""
         one, two, real, spoken = ctx.saved_tensors
-        pairs, parts, width = one.shape
-        both, size = parts + two.shape[1], width // 3 // ctx.heads
-        of_one, of_two = torch.empty_like(one), torch.empty_like(two)
-        with torch.cuda.device_of(one):
-            attend_stacked_backward[(pairs * ctx.heads,)](
-                one, two, real, spoken, of_result.contiguous(), of_totals.contiguous(), of_one, of_two, parts,
-                two.shape[1], M=ctx.rows, **_sizes(ctx.heads, size, both),
-            )  # fmt: skip
+        (pairs, parts, width), others = one.shape, two.shape[1]
+
+        def fused() -> tuple[Tensor, Tensor]:
+            of_one, of_two = torch.empty_like(one), torch.empty_like(two)
+            with torch.cuda.device_of(one):
+                attend_stacked_backward[(pairs * ctx.heads,)](
+                    one, two, real, spoken, of_result.contiguous(), of_totals.contiguous(), of_one, of_two, parts,
+                    others, M=ctx.rows, **_sizes(ctx.heads, width // 3 // ctx.heads, parts + others),
+                )  # fmt: skip
+            return of_one, of_two
+
+        def plain() -> tuple[Tensor, ...]:
+            return _gradients_of(
+                lambda *given: attend_stacked(*given, real, spoken, ctx.heads), (one, two), (of_result, of_totals)
+            )
+
+        of_one, of_two = run_kernel(ATTENTION_KERNEL, fused, plain)
         return of_one, of_two, None, None, None
 
 
@@ -312,17 +323,70 @@ class OthersAttention(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, Tensor, Tensor]:
         """Gradients of the queries of the items, of keys and values of the others, and of the own attention."""
         given = ctx.saved_tensors
-        items, others, _, attended, totals = given
+        items, others, mask, attended, totals = given
         (count, parts, width), (contexts, positions), heads = items.shape, others.shape[:2], totals.shape[-1]
         rows, sizes = count * parts, _sizes(heads, width // 3 // heads, positions)
-        of_items, of_others = torch.zeros_like(items), torch.zeros_like(others)
-        of_attended, of_totals = torch.empty_like(attended), torch.empty_like(totals)
         gradient = gradient.contiguous()
-        with torch.cuda.device_of(items):
-            attend_others_backward_items[(triton.cdiv(rows, ROWS) * heads,)](
-                *given, gradient, of_items, of_attended, of_totals, rows, contexts, positions, M=ROWS, **sizes
-            )
-            attend_others_backward_context[(contexts * heads,)](
-                *given, gradient, of_others, rows, positions, M=ROWS, **sizes
-            )
+
+        def fused() -> tuple[Tensor, ...]:
+            of_items, of_others = torch.zeros_like(items), torch.zeros_like(others)
+            of_attended, of_totals = torch.empty_like(attended), torch.empty_like(totals)
+            with torch.cuda.device_of(items):
+                attend_others_backward_items[(triton.cdiv(rows, ROWS) * heads,)](
+                    *given, gradient, of_items, of_attended, of_totals, rows, contexts, positions, M=ROWS, **sizes
+                )
+                attend_others_backward_context[(contexts * heads,)](
+                    *given, gradient, of_others, rows, positions, M=ROWS, **sizes
+                )
+            return of_items, of_others, of_attended, of_totals
+
+        def plain() -> tuple[Tensor, ...]:
+            return _gradients_of(
+                lambda one, two, own, total: (attend_others(one, two, mask, own, total),),
+                (items, others, attended, totals), (gradient,),
+            )  # fmt: skip
+
+        of_items, of_others, of_attended, of_totals = run_kernel(ATTENTION_KERNEL, fused, plain)
         return of_items, of_others, None, of_attended, of_totals
+
+
+# The same without kernels, for gradients where a backward kernel cannot run.
+
+
+def attend_stacked(one: Tensor, two: Tensor, real: Tensor, spoken: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """What ``StackedAttention`` returns for the same arguments."""
+    query, key, value = _split_heads(torch.cat([one, two], 1), heads)
+    logits = query @ key.mT + _hidden(torch.cat([real, spoken], 1))
+    attended = (logits.softmax(-1) @ value).transpose(1, 2).flatten(2)
+    return attended.to(one.dtype), logits.logsumexp(-1).transpose(1, 2)
+
+
+def attend_others(items: Tensor, others: Tensor, mask: Tensor, attended: Tensor, totals: Tensor) -> Tensor:
+    """What ``OthersAttention`` returns for the same arguments."""
+    heads = totals.shape[-1]
+    query, (_, key, value) = _split_heads(items, heads)[0], _split_heads(others, heads).unsqueeze(2)
+    logits = query @ key.mT + _hidden(mask).unsqueeze(1)  # (S, N, H, K, L)
+    own = totals.transpose(1, 2).unsqueeze(-1)
+    joint = torch.logaddexp(own, logits.logsumexp(-1, keepdim=True))
+    inside = attended.float().unflatten(2, (heads, -1)).transpose(1, 2)
+    found = (own - joint).exp() * inside + (logits - joint).exp() @ value
+    return found.transpose(2, 3).flatten(3).to(items.dtype)
+
+
+def _split_heads(projected: Tensor, heads: int) -> Tensor:
+    """Queries, keys and values (3, N, H, K, S) in float32, of projected parts (N, K, 3 D)."""
+    return projected.float().unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    """Logits (N, 1, 1, K) that are added to those of keys with a mask (N, K)."""
+    return (mask == 0)[:, None, None] * MASKED_LOGIT
+
+
+def _gradients_of(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Gradients of the inputs of a function, from those of its outputs."""
+    leaves = [each.detach().requires_grad_() for each in inputs]
+    with torch.enable_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+        return torch.autograd.grad(function(*leaves), leaves, list(gradients))
