@@ -286,7 +286,9 @@ class StackedAttention(Function):
 
         def plain() -> tuple[Tensor, ...]:
             return _gradients_of(
-                lambda *given: attend_stacked(*given, real, spoken, ctx.heads), (one, two), (of_result, of_totals)
+                lambda *both: attend_stacked(both[0], both[1], real, spoken, ctx.heads),
+                (one, two),
+                (of_result, of_totals),
             )
 
         of_one, of_two = run_kernel(ATTENTION_KERNEL, fused, plain)
@@ -369,18 +371,19 @@ def attend_others(items: Tensor, others: Tensor, mask: Tensor, attended: Tensor,
     own = totals.transpose(1, 2).unsqueeze(-1)
     joint = torch.logaddexp(own, logits.logsumexp(-1, keepdim=True))
     inside = attended.float().unflatten(2, (heads, -1)).transpose(1, 2)
-    found = (own - joint).exp() * inside + (logits - joint).exp() @ value
+    found: Tensor = (own - joint).exp() * inside + (logits - joint).exp() @ value
     return found.transpose(2, 3).flatten(3).to(items.dtype)
 
 
 def _split_heads(projected: Tensor, heads: int) -> Tensor:
     """Queries, keys and values (3, N, H, K, S) in float32, of projected parts (N, K, 3 D)."""
-    return projected.float().unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return projected.float().view(*projected.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
 
 
 def _hidden(mask: Tensor) -> Tensor:
     """Logits (N, 1, 1, K) that are added to those of keys with a mask (N, K)."""
-    return (mask == 0)[:, None, None] * MASKED_LOGIT
+    bias: Tensor = (mask == 0)[:, None, None] * MASKED_LOGIT
+    return bias
 
 
 def _gradients_of(
