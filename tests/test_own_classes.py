@@ -224,6 +224,9 @@ def test_the_command_line_imports_code_only_when_asked(run, code, tiny, preloade
     done = command("--import", code, "mine", run, tiny.folder, "--out", negatives)
     assert done.returncode == 0, done.stderr
     assert negatives.is_dir()
+    checked = command("check", run)  # its files are whole
+    assert checked.returncode == 0, checked.stdout
+    assert "the matcher was not loaded" in " ".join(checked.stderr.split())
 
 
 @pytest.mark.parametrize(

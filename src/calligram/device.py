@@ -46,7 +46,7 @@ ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 """all attention kernels but cuDNN's"""
 
 LONGEST_WAIT = timedelta(days=1)
-"""time after which a process of a group gives up waiting for another one"""
+"""time that a process of a group waits for the first one, which may measure dev or mine negatives for hours"""
 ASYNCHRONOUS_BYTES = 1 << 16
 """CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
 
@@ -74,10 +74,7 @@ def device_named(name: str = "auto") -> torch.device:
     if device.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
         if index >= (count := torch.cuda.device_count()):
-            raise UserError(
-                f"there is no GPU {index}: torch finds {count}, numbered from 0; name another one, or let torchrun "
-                "start at most one process for each GPU"
-            )
+            raise UserError(f"there is no GPU {index}: torch finds {count}, numbered from 0; use no more than these")
         device = torch.device("cuda", index)
     return device
 
@@ -354,7 +351,6 @@ class Processes:
             on_gpu = device is not None and device.type == "cuda"
             if on_gpu:
                 torch.cuda.set_device(device)  # NCCL takes the current GPU
-            # Processes wait while the first one measures dev or mines negatives, which may take hours.
             dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT)
             # A thread of the group that frees a tensor while the interpreter ends aborts the process.
             atexit.register(_leave_group)

@@ -30,6 +30,10 @@ class NotFiniteError(UserError):
     """Scores or vectors with NaN or infinite values, which cannot be ranked."""
 
 
+class UnknownClassError(UserError):
+    """A file names a class from outside the package that this process has not imported."""
+
+
 def command(*words: object) -> str:
     """Return a command to suggest in a message, in double quotes and with arguments quoted for a shell.
 

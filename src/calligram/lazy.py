@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from calligram.errors import UserError, unknown
+from calligram.errors import UnknownClassError, UserError, unknown
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Catalog(Mapping[str, T], Generic[T]):
             raise unknown(kind, name, {*self, *entry_points_of(self.group)})
         module = source.partition(":")[0]
         python = module.removesuffix(".py")
-        raise UserError(
+        raise UnknownClassError(
             f"{kind} '{name}' is the class {source}, which is not part of Calligram, and loading a file never imports "
             f'code. If you trust this code: in Python, write "import {python}" before loading; on the command line, '
             f'use "calligram --import {module} VERB ...". Or install a package that declares the name in the entry '

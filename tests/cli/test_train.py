@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
+from calligram.checksums import sealed
 from calligram.cli.train import given_settings
 
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -28,6 +31,22 @@ def test_a_run_is_resumed_with_its_settings_and_described(trained, tiny, calligr
     assert "run of preset vse on collection" in printed
     assert "best of 2 epochs on dev: rsum" in printed
     assert "complete after" in printed
+
+
+def test_a_run_made_in_python_is_not_resumed_without_its_settings(trained, tiny, calligram, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    about = json.loads(file.read_text())
+    for command in (None, "calligram.fit"):
+        file.write_text(json.dumps(sealed({**about, "command": command} if command else without(about, "command"))))
+        done = calligram("train", "vse", tiny.folder, "--out", tmp_path / "run", "--resume")
+        assert done.returncode == 2
+        assert "made in Python, or downloaded: give its settings with --set" in " ".join(done.stderr.split())
+        assert ("command:" in calligram("info", tmp_path / "run").stdout) == (command is not None)
+
+
+def without(about, name):
+    return {key: value for key, value in about.items() if key != name}
 
 
 def test_the_settings_of_a_command_are_found():

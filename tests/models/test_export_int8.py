@@ -8,12 +8,21 @@ import shutil
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+from transformers import ViTConfig, ViTModel
 
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import measure_retrieval
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
+from calligram.features.inputs import Inputs
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import export
 from calligram.models.export import export_onnx
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
+from calligram.models.matcher import Matcher
 from calligram.models.pretrained import load_dual_encoder
+from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.parts.run import train_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.training.runs import Run
@@ -70,6 +79,23 @@ def test_eight_bits_lose_little_recall_and_most_of_the_size(trained, tmp_path):
     assert sums[False] > 100, "the matcher has learnt something"
     assert abs(sums[True] - sums[False]) < 0.05 * sums[False]
     assert sizes[True] < 0.6 * sizes[False]
+
+
+def flipped() -> tuple[Matcher, Inputs]:
+    """A matcher with a backbone and two views of each image, whose vectors are averaged."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    backbone = Backbone(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)))
+    words = Vocabulary.build(["a red disc", "snow"], min_count=1)
+    texts = TextArchitecture(vocabulary=len(words), word_dim=16, hidden=16)
+    matcher = VSE(VSESettings(ImageArchitecture(feature_dim=16), texts, 16))
+    return matcher, Inputs(BackboneInput(backbone, PixelInput(16, views="flip"), "x", "vector"), words)
+
+
+def test_an_image_with_its_mirror_image_in_eight_bits(tmp_path):
+    torch.manual_seed(0)
+    matcher, inputs = flipped()
+    about = export_onnx(matcher, inputs, tmp_path / "out", int8=True)
+    assert about["image"]["smallest_cosine"] > 0.95
 
 
 def test_a_dual_encoder_of_transformers_in_eight_bits(tiny_clip, tmp_path):

@@ -9,6 +9,8 @@ import pytest
 
 import calligram as cg
 from calligram.errors import UserError
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
+from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.fit import _default_inputs, settings_from_python
 from calligram.recipes.pairs import PairsSettings
@@ -127,3 +129,26 @@ def test_inputs_of_a_given_matcher_follow_the_seed_of_the_run(tiny, tmp_path):
         for seed in (3, 3, 4)
     ]
     assert made[0] == made[1] != made[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image": cg.ImageSettings(size=64)}, "image.size has no effect, because calligram.fit got inputs"),
+        ({"text": cg.TextSettings(network="lstm")}, "text.network has no effect, because calligram.fit got inputs"),
+        ({"dim": 512}, "dim has no effect with a matcher object"),
+    ],
+)
+def test_settings_that_a_matcher_object_and_its_inputs_do_not_read_are_refused(settings, message, tiny, tmp_path):
+    inputs = cg.inputs(tiny, image_size=16)
+    words = TextArchitecture(vocabulary=len(inputs.texts), word_dim=4, hidden=8)
+    matcher = VSE(VSESettings(ImageArchitecture("cnn", channels=(4,)), words, 8))
+    with pytest.raises(UserError, match=re.escape(message)):
+        cg.fit(matcher, tiny, inputs=inputs, out=tmp_path / "run", **settings)
+    still = cg.ImageSettings(flip=True)
+    cg.fit(matcher, tiny, inputs=inputs, out=tmp_path / "run", image=still, epochs=1, batch=4, device="cpu")
+
+
+def test_a_preset_is_trained_on_a_folder(tiny, tmp_path):
+    found = cg.train("vse", tiny.folder, tmp_path / "run", "epochs=0", "image.size=16", "image.channels=4")
+    assert "rsum" in found

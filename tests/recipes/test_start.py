@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.models.catalog import read_run_file
+from calligram.models.catalog import load_matcher, read_run_file
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, load_start, run_preset
@@ -81,6 +84,7 @@ def test_a_restart_sets_weights_back_to_those_of_the_run(stored_tiny, before, tm
     ("changes", "message"),
     [
         (("dim=8",), r"has the shape \(16.* there and has the shape \(8.* here; take the settings matcher, dim"),
+        (("matcher=vse,vse",), "it has one matcher, and this run an ensemble of 2"),
         (("matcher=vsrn",), "has no matcher with the same weights .* does not exist"),
         (("sparse.images=0.5",), "with .* captions that .* leaves out: it would leak them"),
     ],
@@ -94,11 +98,48 @@ def test_a_run_that_does_not_fit_is_refused(stored_tiny, before, tmp_path, chang
 
 def test_other_words_of_the_same_number_are_refused(stored_tiny, before):
     folder, _ = before
-    matcher, inputs = Run.open(folder).load()
-    words = inputs.texts.words
-    other = replace(inputs, texts=replace(inputs.texts, words=(*words[:4], words[5], words[4], *words[6:])))
-    with pytest.raises(UserError, match="has a word table with other words"):
-        load_start(str(folder), matcher, other, stored_tiny.sentences("train"))
+    stored = load_matcher(folder)
+    words = stored.inputs.texts.words
+    other = replace(
+        stored.inputs, texts=replace(stored.inputs.texts, words=(*words[:4], words[5], words[4], *words[6:]))
+    )
+    with pytest.raises(UserError, match="splits texts into other words or pieces"):
+        load_start(str(folder), stored, stored.matcher, other, stored_tiny.sentences("train"))
+
+
+def test_training_continues_on_other_captions_with_the_words_of_the_run(stored_tiny, before, tmp_path):
+    folder, (_, weights) = before
+    (tmp_path / "texts.txt").write_text("an unseen word\nand another unseen word\n")
+    part = ("sparse.images=0.5", "epochs=2")
+    _, half = run(stored_tiny, tmp_path / "half", *part)
+    with_all = initial_weights(stored_tiny, f"start={tmp_path / 'half'}")
+    assert same(with_all, half)
+    assert len(half["text.words.weight"]) < len(weights["text.words.weight"])
+    texts = (
+        "terms=infonce,distillation",
+        f"distillation.teacher={folder}",
+        f"distillation.texts={tmp_path / 'texts.txt'}",
+    )
+    assert same(initial_weights(stored_tiny, f"start={folder}", *texts), weights)
+
+
+def test_a_run_that_saw_test_pictures_is_reported(stored_tiny, tmp_path, caplog):
+    draft = Draft("other splits")
+    for row, (number, split) in enumerate(
+        zip(*(stored_tiny.column("images", c) for c in ("id", "split")), strict=True)
+    ):
+        file = PictureFile(tmp_path / f"{number}.png")
+        file.path.write_bytes(stored_tiny.pictures.read(row))
+        draft.images.append(ImageRecord(number, file, "train" if split == "test" else split))
+        draft.captions.append(CaptionRecord(f"caption {number}", f"a disc of {number}", (number,)))
+    other = write_draft(draft, tmp_path / "other")
+    pixels = ("image.features=", "image.size=16", "image.channels=4", "epochs=1")
+    run(other, tmp_path / "run", *pixels)
+    with caplog.at_level(logging.WARNING):
+        run(other, tmp_path / "more", *pixels, f"start={tmp_path / 'run'}")
+        assert "are in dev or test here" not in caplog.text
+        run(stored_tiny, tmp_path / "again", *pixels, f"start={tmp_path / 'run'}")
+    assert "on 6 pictures that are in dev or test here: recalls will be too high" in caplog.text
 
 
 def test_features_of_another_network_are_refused(spoken_tiny, tiny_classifier, tmp_path):

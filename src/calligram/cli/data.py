@@ -168,7 +168,8 @@ def _print_run(folder: Path) -> None:
     run = Run(folder)
     about = run.about
     console.print(f"run of preset {about.get('preset')} on collection {about.get('collection')}", soft_wrap=True)
-    console.print(f"command: {about.get('command')}", soft_wrap=True)
+    if command := about.get("command"):
+        console.print(f"command: {command}", soft_wrap=True)
     epochs = [row for row in run.metrics() if "dev" in row]
     if epochs:
         name = "rsum" if "rsum" in epochs[0]["dev"] else "r1"

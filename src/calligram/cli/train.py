@@ -11,7 +11,7 @@ from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_pyarrow_for_command
 from calligram.cli.screen import console, progress_bar, show_spinner
-from calligram.errors import command
+from calligram.errors import UserError, command
 from calligram.files import replace_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,13 @@ def train(
     drawn = Run(out).complete and (out / "curves.png").is_file()
     chosen = find_preset(preset)
     if resume and not set_ and config is None and (out / RUN_FILE).is_file():
-        set_, config = given_settings(str(Run(out).about.get("command", "")))
+        started_by = str(Run(out).about.get("command") or "")
+        if " train " not in started_by:
+            raise UserError(
+                f"{out} was made in Python, or downloaded: give its settings with --set or --config, or continue it in "
+                "Python with resume=True"
+            )
+        set_, config = given_settings(started_by)
     settings = resolve(chosen.defaults, set_ or [], config)
     chosen_device = device_named(device)
     processes = Processes.join(chosen_device)
@@ -119,7 +125,7 @@ def list_(
     found = [row for row in rows if wanted in row[1]]
     found += [row for row in rows if wanted not in row[1] and wanted in row[2].casefold()]
     if not found:
-        raise unknown("name", word, [row[1] for row in rows])
+        raise unknown("name", word, sorted({row[1] for row in rows}))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for wraps in (False, False, True):  # a name is typed again, so it stays in one piece
         table.add_column(no_wrap=not wraps, overflow="fold")

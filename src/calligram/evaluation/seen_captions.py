@@ -1,9 +1,9 @@
-"""Captions that runs have seen: leaks by runs that another run learns from, and images that a run suggests."""
+"""Captions and pictures that runs have seen: leaks by runs that a run learns from, and images that a run suggests."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from calligram.data.collection import Collection
+from calligram.data.collection import MANIFEST, Collection
 from calligram.data.sparse import (
     EXTRA_IMAGES_KEY,
     SPARSE_SPLIT,
@@ -65,6 +65,31 @@ def refuse_leaks(teachers: Mapping[str, str], whole: Collection, sparse: Collect
                 f"{setting}={name} was trained on {seen.name}, with {lost} captions that {sparse.name} leaves out: "
                 "it would leak them; give a run on no more captions, with the same sparse.seed"
             )
+
+
+def warn_of_seen_pictures(teachers: Mapping[str, str], collection: Collection) -> None:
+    """Warn of teachers that were trained on pictures which are in dev or test here, in a collection with other splits.
+
+    Pictures are the same if they have the same id and number of bytes.
+    """
+    for setting, name in teachers.items():
+        file = Path(name).expanduser() / RUN_FILE
+        about = read_run_file(file.parent) if file.is_file() else {}
+        folder = Path(str(about.get("collection folder", "")))
+        if not (folder / MANIFEST).is_file() or collection_of_run(about, collection) is not None:
+            continue
+        seen = _pictures(Collection.open(folder), ("train",)) & _pictures(collection, ("dev", "test"))
+        if seen:
+            log.warning(
+                "%s=%s was trained in %s on %d pictures that are in dev or test here: recalls will be too high",
+                setting, name, folder, len(seen),
+            )  # fmt: skip
+
+
+def _pictures(collection: Collection, splits: Sequence[str]) -> set[tuple[object, object]]:
+    """Return ids and bytes of the pictures of some splits."""
+    columns = (collection.column("images", name) for name in ("id", "bytes", "split"))
+    return {(number, size) for number, size, split in zip(*columns, strict=True) if split in splits}
 
 
 def collection_of_run(about: Mapping[str, Any], whole: Collection) -> Collection | None:

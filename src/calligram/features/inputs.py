@@ -348,7 +348,7 @@ class Inputs:
 def default_inputs(
     data: Collection | str | os.PathLike[str], *, image_size: int = 96, min_count: int = 1, max_words: int = 60
 ) -> Inputs:
-    """Return inputs for a matcher that reads pixels and words: the vocabulary is that of the training captions.
+    """Return inputs for a matcher that reads pixels and words: all words of the training captions, by default.
 
     Images are tensors (N, 3, image_size, image_size), texts are word ids (N, W) with a mask (N, W). Id 0 is padding.
     ``len(inputs.texts)`` is the number of ids.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,11 +16,13 @@ from safetensors import SafetensorError
 
 from calligram.checksums import DamagedFileError, check_files, check_listed, file_record, read_list
 from calligram.data.collection import MANIFEST, Collection
-from calligram.errors import UserError, command
+from calligram.errors import UnknownClassError, UserError, command
 from calligram.features.store import read_part
 from calligram.files import replace_file
 from calligram.models.catalog import INPUTS_FOLDER, RUN_FILE, WEIGHTS_FILE, load_from_run, read_run_file
 from calligram.records import anything, integer, map_of, number, read_object, record
+
+log = logging.getLogger(__name__)
 
 METRICS_FILE, STATE_FOLDER, LATEST_FILE, POSITION_FILE = "metrics.jsonl", "state", "LATEST", "position.json"
 _COUNT = integer(0)
@@ -140,6 +143,8 @@ def run_damage(folder: Path) -> list[Damage]:
     if not found and (folder / WEIGHTS_FILE).is_file():
         try:
             load_from_run(folder)
+        except UnknownClassError as error:
+            log.warning("the files of %s are whole; the matcher was not loaded: %s", folder, error)
         except UserError as error:
             found.append(Damage(folder, str(error), cost))
     found += _state_damage(folder, complete)

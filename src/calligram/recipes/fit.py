@@ -29,6 +29,12 @@ from calligram.training.objectives.objective import Loss, LossObjective, Objecti
 
 S = TypeVar("S")
 
+READ_WITH_INPUTS = {
+    "image": ("crop", "flip", "jitter", "dropout", "region_dropout"),
+    "text": ("word_dropout",),
+}
+"""settings of the towers that training reads where the caller made the inputs"""
+
 
 @dataclass(frozen=True)
 class LossTerm(Term):
@@ -73,7 +79,8 @@ def fit(
         matcher: a matcher object; or settings of a matcher, such as ``SCANSettings(direction="i2t")``, or several of
             them for an ensemble; or the name of a preset, such as ``"aoq"``.
         data: a collection, or its folder.
-        inputs: inputs of a matcher object; pixels and words of the training captions where they are not given.
+        inputs: inputs of a matcher object; where they are not given, pixels and words of the training captions, as the
+            settings ``image`` and ``text`` say.
         loss: a function of scores (A, C) and targets (A, C) in place of ``terms``.
         changes: further settings by the keys of ``calligram show``, such as ``{"offline.texts": 300}``.
         resume: continue the run in ``out``.
@@ -105,7 +112,9 @@ def fit(
         own = settings_from_python(preset.defaults, settings, changes)
     elif isinstance(matcher, Matcher):
         preset = Preset("fit", "", RECIPES["pairs"])
-        own = settings_from_python(replace(PairsSettings(), matcher=(GivenMatcher.of(matcher),)), settings, changes)
+        defaults = replace(PairsSettings(), matcher=(GivenMatcher.of(matcher),))
+        own = settings_from_python(defaults, settings, changes)
+        _refuse_settings_without_effect(own, defaults, made=inputs is not None)
         plan = partial(plan_composition, given=(matcher, inputs or _default_inputs(collection, own, context)))
     else:
         preset = Preset("fit", "", RECIPES["pairs"])
@@ -113,6 +122,24 @@ def fit(
         own = settings_from_python(replace(PairsSettings(), matcher=members), settings, changes)
     run_preset(preset, own, collection, Path(out), resume=resume, context=context, plan=plan, command="calligram.fit")
     return open_run(out)
+
+
+def _refuse_settings_without_effect(own: PairsSettings, defaults: PairsSettings, *, made: bool) -> None:
+    """Refuse settings that a matcher object and its inputs do not read.
+
+    Args:
+        made: whether the inputs are made already.
+    """
+    if own.dim != defaults.dim:
+        raise UserError("dim has no effect with a matcher object, which has its size already; leave it out")
+    for name, read in READ_WITH_INPUTS.items():
+        one, two = getattr(own, name), getattr(defaults, name)
+        changed = [f.name for f in fields(one) if f.name not in read and getattr(one, f.name) != getattr(two, f.name)]
+        if made and changed:
+            raise UserError(
+                f"{name}.{changed[0]} has no effect, because calligram.fit got inputs; make the inputs with it, or "
+                f"leave it out. {name} settings that are read: {', '.join(read)}"
+            )
 
 
 def _default_inputs(collection: Collection, settings: PairsSettings, context: RunContext) -> Inputs:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from calligram.data.collection import Collection
@@ -302,6 +303,7 @@ def plan_composition(
         from calligram.recipes.parts.pseudo_pairs import pseudo_pairs_or_none
 
         pseudo = pseudo_pairs_or_none(collection, settings, context)
+    start = catalog.load_matcher(Path(settings.start).expanduser()) if settings.start else None
     towers, temperature = None, None
     if given is not None:
         matcher, inputs = given
@@ -313,14 +315,14 @@ def plan_composition(
         )
         members = [matcher]
     else:
-        towers = _towers(settings, any(own.image.train for _, own in stages), train, pseudo, context)
+        towers = _towers(settings, any(own.image.train for _, own in stages), train, pseudo, context, start)
         shared = settings.shared and len(settings.matcher) > 1
         members = build_matchers(settings.matcher, settings.dim, towers, shared=shared)
         matcher, inputs = join_matchers(members, towers, shared=shared), towers.inputs
     if towers is None:
         matcher.measure_vectors(*inputs.texts.texts(train.texts.strings[:1]))
-    if settings.start:
-        load_start(settings.start, matcher, inputs, train)
+    if start is not None:
+        load_start(settings.start, start, matcher, inputs, train)
     trained = [(own.image, own.text) for own in (settings, *(own for _, own in stages))]
     if any(type(own.train) is int for pair in trained for own in pair):
         from calligram.recipes.parts.adapters import add_stage_adapters
@@ -328,9 +330,8 @@ def plan_composition(
         add_stage_adapters(matcher, trained)
     _check_candidates(settings, matcher)
     schedule = Schedule(settings, train, captions, pseudo, inputs, towers, matcher, members, context, temperature)
-    evaluate = None
-    if settings.groups == "identity":
-        evaluate = _person_retrieval(inputs, _pairing(settings, collection, "dev"), context)
+    persons = settings.groups == "identity"
+    evaluate = _person_retrieval(inputs, _pairing(settings, collection, "dev"), context) if persons else None
     return Plan(
         matcher,
         inputs,
@@ -350,10 +351,19 @@ def _pairing(settings: PairsSettings, collection: Collection, split: str) -> Pai
 
 
 def _towers(
-    settings: PairsSettings, trained: bool, train: Pairing, pseudo: Pairing | None, context: RunContext
+    settings: PairsSettings,
+    trained: bool,
+    train: Pairing,
+    pseudo: Pairing | None,
+    context: RunContext,
+    start: catalog.StoredMatcher | None,
 ) -> Towers:
-    """Return the towers; the backbone is trained where a stage trains it."""
-    image = settings.image
+    """Return the towers; the backbone is trained where a stage trains it.
+
+    Args:
+        start: the run with whose weights training starts; its word table is taken.
+    """
+    image, words = settings.image, start.inputs.texts.vocabulary if start else None
     if image.views == "ten" and settings.regions:
         raise UserError("image.views=ten averages ten crops, whose cells show different places; take one or flip")
     if trained and not image.backbone:
@@ -361,7 +371,7 @@ def _towers(
     # The vocabulary has the words of pseudo-sentences too.
     vocabulary = train if pseudo is None else train.with_unmatched_texts(pseudo.texts)
     parts: Literal["vector", "grid"] = "grid" if settings.regions else "vector"
-    return Towers(replace(image, train=trained), settings.text, vocabulary, context, parts, settings.seed)
+    return Towers(replace(image, train=trained), settings.text, vocabulary, context, parts, settings.seed, words)
 
 
 def _check_candidates(settings: PairsSettings, matcher: Matcher) -> None:

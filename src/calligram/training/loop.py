@@ -122,11 +122,10 @@ def train(
         The dev metrics of the best epoch.
     """
     device = device_of(matcher)
-    on_gpu = device.type == "cuda"
+    gpus = [device] if device.type == "cuda" else []
     kernels = use_kernels(False) if loop.speed == "plain" else contextlib.nullcontext()
-    # Streams and captures of CUDA graphs belong to the current GPU.
-    current = torch.cuda.device(device) if on_gpu else contextlib.nullcontext()
-    with kernels, current, torch.random.fork_rng([device] if on_gpu else []):
+    current = torch.cuda.device(device if gpus else -1)  # streams and captures of CUDA graphs belong to the current GPU
+    with kernels, current, torch.random.fork_rng(gpus):
         return _Trainer(matcher, stages, run, evaluate, loop, processes, track, loggers).train()
 
 
@@ -147,6 +146,7 @@ class _Trainer:
         self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
         self.loop, self.processes, self.track = loop, processes, track
         self.device = device_of(matcher)
+        self.objectives = nn.ModuleList(stage.objective for stage in stages)
         self.average = WeightAverage(matcher, loop.ema_decay) if loop.ema_decay else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
         self.collapse_detector = CollapseDetector()
@@ -200,12 +200,10 @@ class _Trainer:
         if self.average:
             self.average.restore(tensors["average"], int(position["average_steps"]))
         self.scaler.load_state_dict(position["scaler"])
-        self.step, self.best = int(position["step"]), dict(position["best"])
-        self.spent = float(position["seconds"])
+        self.step, self.best, self.spent = int(position["step"]), dict(position["best"]), float(position["seconds"])
 
     def _run_stage(self, number: int, tensors: Mapping[str, Any], position: Mapping[str, Any]) -> None:
-        stage = self.stages[number]
-        objective = stage.objective
+        stage, objective = self.stages[number], self.stages[number].objective
         fresh = not position["epoch"] and not position["batch"]
         if stage.resets_best and fresh:
             self.best = {}
@@ -221,9 +219,8 @@ class _Trainer:
             return
         optimizer = stage.optimizer(groups)
         with state_errors(self.run.folder) if tensors else contextlib.nullcontext():
-            if "objective" in tensors:
-                objective.load_state_dict(tensors["objective"])
-            self._restore_later_objectives(number, tensors.get("later_objectives", {}))
+            if tensors:
+                self.objectives.load_state_dict(tensors["objectives"], strict=False)  # what stages share has one name
             if "optimizer" in tensors:
                 restore_optimizer(optimizer, tensors["optimizer"])
         self.trial = self._trial(stage, int(position["epoch"]), int(position["batch"]))
@@ -231,7 +228,8 @@ class _Trainer:
             start = int(position["batch"]) if epoch == position["epoch"] else 0
             self._run_epoch(number, epoch, start, optimizer)
             self._end_epoch(number, epoch, optimizer)
-        delete_graphs(objective)
+        if self.trial:
+            delete_graphs(objective)
 
     def _run_epoch(self, number: int, epoch: int, start: int, optimizer: torch.optim.Optimizer) -> None:
         stage = self.stages[number]
@@ -239,8 +237,7 @@ class _Trainer:
         freeze_statistics(self.matcher, stage.frozen)
         stage.objective.train()
         total = len(stage.batches)
-        label = f"{stage.name} {epoch + 1}/{stage.epochs}"
-        start_time = time.perf_counter()
+        label, start_time = f"{stage.name} {epoch + 1}/{stage.epochs}", time.perf_counter()
         batches = stage.batches.epoch(derived_seed(number, epoch), start)
         for step, batch in enumerate(self.track(batches, label, total - start), start):
             # The middle of the step: a warm-up would be zero at its start, a decay at its end.
@@ -350,23 +347,6 @@ class _Trainer:
             self.matcher.load_state_dict(weights)
         return metrics
 
-    def _later_objectives(self, stage: int) -> dict[str, Tensor]:
-        """Return what later stages share with earlier ones, but not with this one: a term may be left out of it."""
-        trained = {_address(t) for s in self.stages[:stage] for t in s.objective.state_dict().values()}
-        seen = {_address(t) for t in self.stages[stage].objective.state_dict().values()}
-        found: dict[str, Tensor] = {}
-        for number, later in enumerate(self.stages[stage + 1 :], stage + 1):
-            for name, tensor in later.objective.state_dict().items():
-                if _address(tensor) in trained and _address(tensor) not in seen:
-                    found[f"{number}.{name}"] = tensor
-                    seen.add(_address(tensor))
-        return found
-
-    def _restore_later_objectives(self, stage: int, tensors: Mapping[str, Tensor]) -> None:
-        for number, later in enumerate(self.stages[stage + 1 :], stage + 1):
-            of_stage = {n.removeprefix(f"{number}."): t for n, t in tensors.items() if n.startswith(f"{number}.")}
-            later.objective.load_state_dict(of_stage, strict=False)
-
     def _save(self, stage: int, epoch: int, batch: int, optimizer: torch.optim.Optimizer | None) -> None:
         if not self.processes.first:
             return
@@ -374,10 +354,8 @@ class _Trainer:
         if optimizer is not None:
             tensors["optimizer"] = optimizer_tensors(optimizer)
         if stage < len(self.stages):
-            # Also between two stages: the objective of the next stage may share weights with that of the last.
-            tensors["objective"] = self.stages[stage].objective.state_dict()
-            if later := self._later_objectives(stage):
-                tensors["later_objectives"] = later
+            # Of all stages: later ones may share weights with earlier ones, also where this one leaves a term out.
+            tensors["objectives"] = dict([*self.objectives.named_parameters(), *self.objectives.named_buffers()])
         if self.average:
             tensors["average"] = self.average.weights
         position = {
@@ -386,11 +364,6 @@ class _Trainer:
             "average_steps": self.average.steps if self.average else 0, "scaler": self.scaler.state_dict(),
         }  # fmt: skip
         self.saver.save_state(self.step, tensors, position)
-
-
-def _address(tensor: Tensor) -> tuple[int, torch.Size]:
-    """Return what two names of one tensor have in common."""
-    return tensor.data_ptr(), tensor.shape
 
 
 class WeightAverage:
@@ -411,17 +384,14 @@ class WeightAverage:
         """Add the weights after a step."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
-        now = self._views or self._list_views(module)
+        if not self._views:  # steps change the weights in place, so views of them are listed once
+            self._views = {k: v.detach() for k, v in module.state_dict().items()}
+        now = self._views
         floats = [name for name, value in now.items() if value.is_floating_point()]
         # One kernel for all weights: on a GPU a launch costs more than the arithmetic.
         torch._foreach_lerp_([self.weights[n] for n in floats], [now[n] for n in floats], 1 - decay)
         for name in now.keys() - set(floats):
             self.weights[name].copy_(now[name])
-
-    def _list_views(self, module: nn.Module) -> dict[str, Tensor]:
-        # Views of the weights: steps change them in place, so they are listed once.
-        self._views = {k: v.detach() for k, v in module.state_dict().items()}
-        return self._views
 
     def restore(self, weights: Mapping[str, Tensor], steps: int) -> None:
         """Continue from saved weights."""

@@ -12,7 +12,8 @@ from torch import nn
 
 from calligram.device import use_compile
 from calligram.errors import UserError
-from calligram.features.images.backbones import Backbone, pixel_input
+from calligram.features.images.backbones import Backbone, cells_over_views, pixel_input
+from calligram.features.images.pixels import mean_over_views
 from calligram.features.transformers_models import transformer_layers
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -271,3 +272,20 @@ def test_a_cnn_has_no_patches_and_is_trained_on_whole_images(caplog):
     assert "image.region_dropout=0.5 has no effect" in caplog.text
     assert "ResNetModel has none" in caplog.text
     backbone(torch.rand(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize("over_views", [mean_over_views, cells_over_views])
+def test_an_exported_graph_contains_the_network_once_and_gives_the_same(over_views):
+    class Views(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = torch.nn.Conv2d(3, 4, 3)
+
+        def forward(self, images):
+            return over_views(self.network, images)
+
+    torch.manual_seed(0)
+    module, images = Views(), torch.randn(3, 2, 3, 8, 6)
+    exported = torch.export.export(module, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert sum("conv2d" in str(node.target) for node in exported.graph.nodes) == 1
+    torch.testing.assert_close(exported.module()(images[:2]), module(images[:2]))

@@ -231,12 +231,16 @@ def cells_over_views(grid_of: Callable[[Tensor], Tensor], images: Tensor) -> Ten
     For images with their mirror images, (N, 2, 3, H, W), a cell is the mean of the two cells at the same position of
     the original image.
     """
-    grid = grid_of(images if images.ndim == 4 else images[:, 0])
-    if images.ndim == 5:
-        if images.shape[1] != 2:
-            raise ValueError(f"grid cells need one view or two (the image and its mirror image), got {images.shape[1]}")
-        grid = (grid + grid_of(images[:, 1]).flip(-1)) / 2
-    return grid.flatten(2).transpose(1, 2)
+    if images.ndim == 4:
+        return grid_of(images).flatten(2).transpose(1, 2)
+    if images.shape[1] != 2:
+        raise ValueError(f"grid cells need one view or two (the image and its mirror image), got {images.shape[1]}")
+    if torch.compiler.is_exporting():  # as in ``mean_over_views``
+        both = grid_of(images.flatten(0, 1))
+        one, two = both.view(-1, 2, *both.shape[1:]).unbind(1)
+    else:
+        one, two = grid_of(images[:, 0]), grid_of(images[:, 1])
+    return ((one + two.flip(-1)) / 2).flatten(2).transpose(1, 2)
 
 
 def _vision_model_class(config: Any) -> Any:

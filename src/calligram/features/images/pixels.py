@@ -285,6 +285,9 @@ def mean_over_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tenso
     """
     if images.ndim == 4:
         return encode(images)
+    if torch.compiler.is_exporting():  # a graph with the network twice cannot be converted to eight bits
+        of_views = encode(images.flatten(0, 1))
+        return of_views.view(-1, images.shape[1], *of_views.shape[1:]).mean(1)
     # One view at a time: all ten views of a batch together take ten times the memory and are not faster.
     return torch.stack([encode(view) for view in images.unbind(1)]).mean(0)
 

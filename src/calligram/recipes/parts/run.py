@@ -24,8 +24,8 @@ from calligram.data.sparse import EXTRA_IMAGES_KEY, count_annotations, extended,
 from calligram.device import Processes, commit, device_name, device_named, is_single_process
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, encode_texts, load_pairing, recall_values, recalls_of
-from calligram.features.inputs import ImageInput, Inputs
-from calligram.models.catalog import RUN_FILE, load_matcher, read_run_file
+from calligram.features.inputs import ImageInput, Inputs, TextInput
+from calligram.models.catalog import RUN_FILE, StoredMatcher, load_matcher, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MIN_DEV_IMAGES = 30
 """below this number of dev images, one image changes recall by several points"""
 TEXTS_COMPARED = 1000
-"""number of training texts whose tokens must be the same for a run that starts with the weights of another"""
+"""number of training texts whose word pieces must be the same for a run that starts with the weights of another"""
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +75,20 @@ class RunContext:
 
 
 def train_preset(
-    preset: str, collection: Collection, out: str | os.PathLike[str], *settings: str, resume: bool = False
+    preset: str,
+    collection: Collection | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *settings: str,
+    resume: bool = False,
 ) -> dict[str, float]:
-    """Train a preset by name, with settings as ``key=value``; return the dev metrics of the best epoch."""
+    """Train a preset by name, with settings as ``key=value``; return the dev metrics of the best epoch.
+
+    Args:
+        collection: a collection, or its folder.
+    """
     chosen = find_preset(preset)
-    return run_preset(chosen, resolve(chosen.defaults, settings), collection, Path(out), resume=resume)
+    data = collection if isinstance(collection, Collection) else Collection.open(Path(collection))
+    return run_preset(chosen, resolve(chosen.defaults, settings), data, Path(out), resume=resume)
 
 
 def run_preset(
@@ -107,9 +116,10 @@ def run_preset(
         whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
         _check_captions(whole, collection, learns=preset.recipe.learns)
         if settings.teachers:
-            from calligram.evaluation.seen_captions import refuse_leaks
+            from calligram.evaluation.seen_captions import refuse_leaks, warn_of_seen_pictures
 
             refuse_leaks(settings.teachers, whole, collection)
+            warn_of_seen_pictures(settings.teachers, whole)
         about = _about(preset, settings, collection, context, command)
         if context.processes.first:
             defaults = {"settings": as_plain(_defaults_of_components(preset, settings)), "teachers": about["teachers"]}
@@ -305,33 +315,43 @@ def load_teacher(run: str, train: Pairing, context: RunContext, images: ImageInp
     return Teacher(matcher, *encode_pairing(matcher, stored.inputs, loaded, context.track))
 
 
-def load_start(run: str, matcher: Matcher, inputs: Inputs, train: Pairing) -> None:
+def load_start(run: str, stored: StoredMatcher, matcher: Matcher, inputs: Inputs, train: Pairing) -> None:
     """Give a matcher the weights of a run: of the whole matcher, or of the first member of an ensemble that fits.
 
+    Args:
+        stored: matcher and inputs of the run.
+
     Raises:
-        UserError: when the run has no matcher with the same weights, other frozen networks, or a word table with other
-            words.
+        UserError: when the run has no matcher with the same weights, other frozen networks, or other words.
     """
-    stored = load_matcher(Path(run).expanduser())
+    here, there = (len(getattr(each, "members", ())) for each in (matcher, stored.matcher))
     candidates = [stored.matcher, *getattr(stored.matcher, "members", ())]
     differences = [_weight_difference(own, matcher) for own in candidates]
     if "" not in differences:
+        why = differences[-1]
+        if here and here != there:
+            why = f"it has {f'an ensemble of {there}' if there else 'one matcher'}, and this run an ensemble of {here}"
         raise UserError(
-            f"start={run} has no matcher with the same weights as this run: {differences[-1]}; take the settings "
-            "matcher, dim, image.* and text.* of that run. A word table also depends on the captions, a text.encoder "
-            "does not"
+            f"start={run} has no matcher with the same weights as this run: {why}; take the settings matcher, dim, "
+            "image.* and text.* of that run"
         )
     found = candidates[differences.index("")]
     _check_frozen_inputs(run, inputs, stored.inputs)
-    some = train.texts.strings[:TEXTS_COMPARED]
-    own, other = ((texts.token_input or texts).texts(some)[0] for texts in (inputs.texts, stored.inputs.texts))
-    if not torch.equal(own, other):
+    if not _have_same_words(inputs.texts, stored.inputs.texts, train.texts.strings[:TEXTS_COMPARED]):
         raise UserError(
-            f"start={run} has a word table with other words: train on the captions of that run, or give both runs a "
-            "text.encoder, which splits all words into the same pieces"
+            f"start={run} splits texts into other words or pieces; take the text.encoder of that run, or for a matcher "
+            "of your own the text input"
         )
     matcher.load_state_dict(found.state_dict())
     log.info("training starts with the weights of %s", run)
+
+
+def _have_same_words(one: TextInput, two: TextInput, strings: Sequence[str]) -> bool:
+    """Whether two inputs give texts the same numbers: by their words, or by some texts where they have none."""
+    if one.vocabulary is not None and two.vocabulary is not None:
+        return one.vocabulary.words == two.vocabulary.words
+    tokens = [(texts.token_input or texts).texts(strings)[0] for texts in (one, two)]
+    return torch.equal(*tokens)
 
 
 def _check_frozen_inputs(run: str, own: Inputs, other: Inputs) -> None:

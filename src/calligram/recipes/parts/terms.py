@@ -328,13 +328,14 @@ class Caption(Term):
         from calligram.training.objectives.caption import CaptionObjective
 
         towers = context.towers
-        if towers is None or towers.architectures[1].kind in ("states", "vectors"):
+        if towers is None:
+            raise UserError("the term caption needs built-in towers; leave it out of terms= with a matcher object")
+        if towers.architectures[1].kind in ("states", "vectors"):
             raise UserError(
                 "the term caption generates words, and stored encoder states or text vectors have none; take "
                 "text.train=true, no text.encoder, or leave caption out of terms="
             )
-        words = towers.inputs.texts
-        masked = words.mask_token if context.word_dropout else None
+        words, masked = towers.inputs.texts, towers.inputs.texts.mask_token if context.word_dropout else None
         return CaptionObjective(
             context.matcher.part_size, len(words), hidden=self.hidden, word_dim=towers.text.word_dim, mask_token=masked
         )

@@ -243,6 +243,7 @@ class Towers:
 
     Args:
         vocabulary: pairing whose texts have all words that the run needs.
+        words: words of a word table, in place of one that is made of these texts.
         parts: whether a backbone that is not trained gives one vector or its grid of cells.
     """
 
@@ -254,6 +255,7 @@ class Towers:
         context: RunContext,
         parts: ImageParts = "vector",
         seed: int = 0,
+        words: Vocabulary | None = None,
     ) -> None:
         if not image.stored and image.dropout:
             raise UserError(
@@ -265,7 +267,7 @@ class Towers:
                 "text.train=false for a GRU, LSTM or CNN, which is always trained"
             )
         self.image, self.text, self.context, self.parts = image, text, context, parts
-        self.vocabulary, self.seed = vocabulary, seed
+        self.vocabulary, self.seed, self.words = vocabulary, seed, words
         self.backbone = Backbone.load(image.backbone).to(context.device) if len(image.backbones) == 1 else None
         self.encoder = self._load_encoder()
         self.inputs = Inputs(image_input(image, self.backbone, parts), self._text_input())
@@ -319,6 +321,8 @@ class Towers:
 
             cache, run = self.vocabulary.visuals.pictures.cache, self.context
             return fitted_text(text.fitted, text.vectors, strings, run.track, cache, self.seed, run.device)
+        if self.words is not None:
+            return replace(self.words, max_words=text.max_words)
         return Vocabulary.build(strings, text.min_count, text.max_words)
 
     def _image_architecture(self) -> ImageArchitecture:
