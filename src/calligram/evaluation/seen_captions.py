@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,15 +76,18 @@ def warn_of_seen_pictures(teachers: Mapping[str, str], collection: Collection) -
     for setting, name in teachers.items():
         file = Path(name).expanduser() / RUN_FILE
         about = read_run_file(file.parent) if file.is_file() else {}
-        folder = Path(str(about.get("collection folder", "")))
-        if not (folder / MANIFEST).is_file() or collection_of_run(about, collection) is not None:
+        if "collection folder" not in about or collection_of_run(about, collection) is not None:
             continue
-        seen = _pictures(Collection.open(folder), ("train",)) & _pictures(collection, ("dev", "test"))
-        if seen:
-            log.warning(
-                "%s=%s was trained in %s on %d pictures that are in dev or test here: recalls will be too high",
-                setting, name, folder, len(seen),
-            )  # fmt: skip
+        folder = Path(str(about["collection folder"]))
+        if not (folder / MANIFEST).is_file():
+            continue
+        with contextlib.suppress(UserError):  # another collection that is damaged does not stop this run
+            seen = _pictures(Collection.open(folder), ("train",)) & _pictures(collection, ("dev", "test"))
+            if seen:
+                log.warning(
+                    "%s=%s was trained in %s on %d pictures that are in dev or test here: recalls will be too high",
+                    setting, name, folder, len(seen),
+                )  # fmt: skip
 
 
 def _pictures(collection: Collection, splits: Sequence[str]) -> set[tuple[object, object]]:
