@@ -74,7 +74,7 @@ def device_named(name: str = "auto") -> torch.device:
     if device.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
         if index >= (count := torch.cuda.device_count()):
-            raise UserError(f"there is no GPU {index}: torch finds {count}, numbered from 0; use no more than these")
+            raise UserError(f"there is no GPU {index}: torch finds {count}, numbered from 0; use one of these")
         device = torch.device("cuda", index)
     return device
 

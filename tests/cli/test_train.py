@@ -41,7 +41,7 @@ def test_a_run_made_in_python_is_not_resumed_without_its_settings(trained, tiny,
         file.write_text(json.dumps(sealed({**about, "command": command} if command else without(about, "command"))))
         done = calligram("train", "vse", tiny.folder, "--out", tmp_path / "run", "--resume")
         assert done.returncode == 2
-        assert "made in Python, or downloaded: give its settings with --set" in " ".join(done.stderr.split())
+        assert 'was not started by "calligram train": give its settings with --set' in " ".join(done.stderr.split())
         assert ("command:" in calligram("info", tmp_path / "run").stdout) == (command is not None)
 
 

@@ -139,7 +139,7 @@ def test_graphs_that_are_not_needed_are_deleted_and_captured_when_they_are(train
         found.step(True, words=8)
         found.step(True, words=8)
     assert (found.recorded, again.made) == (2, 2)
-    cuda_graphs.delete_graphs(found.objective, all_but_compiled=False)
+    cuda_graphs.delete_unused_graphs(found.objective, compiled=False)
     assert found.recorded == 1
     same(found.step(True, words=8), found.step(False, words=8))
     assert again.made == 2

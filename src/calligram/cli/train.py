@@ -57,8 +57,8 @@ def train(
         started_by = str(Run(out).about.get("command") or "")
         if " train " not in started_by:
             raise UserError(
-                f"{out} was made in Python, or downloaded: give its settings with --set or --config, or continue it in "
-                "Python with resume=True"
+                f'{out} was not started by "calligram train": give its settings with --set or --config, or continue a '
+                "run of Python there with resume=True"
             )
         set_, config = given_settings(started_by)
     settings = resolve(chosen.defaults, set_ or [], config)

@@ -46,48 +46,48 @@ def teacher_fingerprints(teachers: Mapping[str, str]) -> dict[str, str]:
 def refuse_leaks(teachers: Mapping[str, str], whole: Collection, sparse: Collection) -> None:
     """Refuse teachers that were trained on captions which the sparse collection leaves out.
 
-    A teacher that is not a run folder, such as a pretrained model, is accepted.
+    A teacher that was trained on other content is reported, with the pictures of dev and test that it has seen. A
+    teacher that is not a run folder, such as a pretrained model, is accepted.
+
+    Args:
+        sparse: part of ``whole``, or ``whole`` itself.
     """
-    if sparse is whole:
-        return
     for setting, name in teachers.items():
         file = Path(name).expanduser() / RUN_FILE
         if not file.is_file():
             continue
-        seen = collection_of_run(read_run_file(file.parent), whole)
+        about = read_run_file(file.parent)
+        seen = collection_of_run(about, whole)
         if seen is None:
-            log.warning(
-                "%s=%s was not trained on the present content of %s: it may have seen captions that the sparse "
-                "settings remove here",
-                setting, name, whole.folder,
-            )  # fmt: skip
-        elif lost := len(_matching_ids(seen) - _matching_ids(sparse)):
+            _warn_of_other_content(f"{setting}={name}", about, whole, is_sparse=sparse is not whole)
+        elif sparse is not whole and (lost := len(_matching_ids(seen) - _matching_ids(sparse))):
             raise UserError(
                 f"{setting}={name} was trained on {seen.name}, with {lost} captions that {sparse.name} leaves out: "
                 "it would leak them; give a run on no more captions, with the same sparse.seed"
             )
 
 
-def warn_of_seen_pictures(teachers: Mapping[str, str], collection: Collection) -> None:
-    """Warn of teachers that were trained on pictures which are in dev or test here, in a collection with other splits.
+def _warn_of_other_content(teacher: str, about: Mapping[str, Any], whole: Collection, *, is_sparse: bool) -> None:
+    """Report a teacher that was trained on another collection, or on this one with other splits or captions.
 
     Pictures are the same if they have the same id and number of bytes.
     """
-    for setting, name in teachers.items():
-        file = Path(name).expanduser() / RUN_FILE
-        about = read_run_file(file.parent) if file.is_file() else {}
-        if "collection folder" not in about or collection_of_run(about, collection) is not None:
-            continue
-        folder = Path(str(about["collection folder"]))
-        if not (folder / MANIFEST).is_file():
-            continue
-        with contextlib.suppress(UserError):  # another collection that is damaged does not stop this run
-            seen = _pictures(Collection.open(folder), ("train",)) & _pictures(collection, ("dev", "test"))
-            if seen:
-                log.warning(
-                    "%s=%s was trained in %s on %d pictures that are in dev or test here: recalls will be too high",
-                    setting, name, folder, len(seen),
-                )  # fmt: skip
+    if is_sparse:
+        log.warning(
+            "%s was not trained on the present content of %s: it may have seen captions that the sparse settings "
+            "remove here",
+            teacher, whole.folder,
+        )  # fmt: skip
+    folder = Path(str(about.get("collection folder", "")))
+    if not folder.is_absolute() or not (folder / MANIFEST).is_file():
+        return
+    with contextlib.suppress(UserError):  # another collection that is damaged does not stop this run
+        both = _pictures(Collection.open(folder), ("train",)) & _pictures(whole, ("dev", "test"))
+        if both:
+            log.warning(
+                "%s was trained in %s on %d pictures that are in dev or test here: recalls will be too high",
+                teacher, folder, len(both),
+            )  # fmt: skip
 
 
 def _pictures(collection: Collection, splits: Sequence[str]) -> set[tuple[object, object]]:

@@ -94,9 +94,9 @@ def symmetric_kl_divergence(
     Args:
         counted: whether an image and a text count; None for all.
     """
-    divide: Any = {"temperature": temperature, "teacher_temperature": teacher_temperature}
-    by_image = kl_divergence(scores, teacher, **divide, counted=counted)
-    by_text = kl_divergence(scores.T, teacher.T, **divide, counted=counted and counted[::-1])
+    temperatures: Any = {"temperature": temperature, "teacher_temperature": teacher_temperature}
+    by_image = kl_divergence(scores, teacher, **temperatures, counted=counted)
+    by_text = kl_divergence(scores.T, teacher.T, **temperatures, counted=counted and counted[::-1])
     return (by_image + by_text) / 2
 
 

@@ -114,7 +114,7 @@ def fit(
         preset = Preset("fit", "", RECIPES["pairs"])
         defaults = replace(PairsSettings(), matcher=(GivenMatcher.of(matcher),))
         own = settings_from_python(defaults, settings, changes)
-        _refuse_settings_without_effect(own, defaults, made=inputs is not None)
+        _refuse_settings_without_effect(own, defaults, inputs_given=inputs is not None)
         plan = partial(plan_composition, given=(matcher, inputs or _default_inputs(collection, own, context)))
     else:
         preset = Preset("fit", "", RECIPES["pairs"])
@@ -124,18 +124,18 @@ def fit(
     return open_run(out)
 
 
-def _refuse_settings_without_effect(own: PairsSettings, defaults: PairsSettings, *, made: bool) -> None:
-    """Refuse settings that a matcher object and its inputs do not read.
+def _refuse_settings_without_effect(own: PairsSettings, defaults: PairsSettings, *, inputs_given: bool) -> None:
+    """Refuse settings that a matcher object does not read, and those that inputs of the caller do not read.
 
     Args:
-        made: whether the inputs are made already.
+        inputs_given: whether the caller gave inputs.
     """
     if own.dim != defaults.dim:
         raise UserError("dim has no effect with a matcher object, which has its size already; leave it out")
-    for name, read in READ_WITH_INPUTS.items():
+    for name, read in READ_WITH_INPUTS.items() if inputs_given else ():
         one, two = getattr(own, name), getattr(defaults, name)
         changed = [f.name for f in fields(one) if f.name not in read and getattr(one, f.name) != getattr(two, f.name)]
-        if made and changed:
+        if changed:
             raise UserError(
                 f"{name}.{changed[0]} has no effect, because calligram.fit got inputs; make the inputs with it, or "
                 f"leave it out. {name} settings that are read: {', '.join(read)}"

@@ -74,16 +74,19 @@ def replays_of(owner: nn.Module) -> int:
     return 0 if graphs is None else -1 if graphs.disabled else graphs.replays
 
 
-def delete_graphs(owner: nn.Module, *, all_but_compiled: bool | None = None) -> None:
-    """Delete the graphs of an owner, which keep the memory of a step, when they are no longer needed.
+def delete_graphs(owner: nn.Module) -> None:
+    """Delete the graphs of an owner when they are no longer needed: they keep the memory of a step."""
+    _GRAPHS.pop(owner, None)
+
+
+def delete_unused_graphs(owner: nn.Module, *, compiled: bool) -> None:
+    """Keep only the graphs of an owner that were captured from compiled functions, or only those that were not.
 
     Args:
-        all_but_compiled: keep those that were captured with compilation (True) or without it (False).
+        compiled: whether functions are compiled from now on.
     """
-    if all_but_compiled is None:
-        _GRAPHS.pop(owner, None)
-    elif graphs := _GRAPHS.get(owner):
-        graphs.keep(compiled=all_but_compiled)
+    if graphs := _GRAPHS.get(owner):
+        graphs.delete_unused(compiled=compiled)
 
 
 class _FunctionWithModules(nn.Module):
@@ -210,8 +213,8 @@ class GraphCache:
         self.disabled = True
         self._captured.clear()
 
-    def keep(self, *, compiled: bool) -> None:
-        """Delete the graphs that were captured with another choice of compilation."""
+    def delete_unused(self, *, compiled: bool) -> None:
+        """Delete the graphs that steps do not use if functions are compiled, or are not, from now on."""
         self._captured = {key: step for key, step in self._captured.items() if key.compiled == compiled}
 
     def begin_replay(self) -> object:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from calligram.device import asked_to_compile, use_compile, use_cuda_graphs
-from calligram.training.cuda_graphs import delete_graphs, replays_of
+from calligram.training.cuda_graphs import delete_graphs, delete_unused_graphs, replays_of
 
 GRAPH_MIN_SECONDS = 20.0
 """CUDA graphs are tried if the rest of a stage takes at least so long without them"""
@@ -105,7 +105,10 @@ class SpeedTrial:
         self.chosen = min(self._seconds, key=self._seconds.__getitem__, default=Way())
         self._trying, self._compared = self._next_way(self._compared or way), None
         if self._trying is None:
-            delete_graphs(self._owner, all_but_compiled=self.chosen.compiled if self.chosen.graphs else None)
+            if self.chosen.graphs:
+                delete_unused_graphs(self._owner, compiled=self.chosen.compiled)
+            else:
+                delete_graphs(self._owner)
             times = {each.name: round(1000 * seconds, 3) for each, seconds in self._seconds.items()}
             self._report({"chosen": self.chosen.name, "milliseconds": times})
 

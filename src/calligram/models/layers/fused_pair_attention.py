@@ -20,7 +20,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from calligram.device import run_kernel
-from calligram.models.layers.transformer_unit import ATTENTION_KERNEL, MASKED_LOGIT
+from calligram.models.layers.transformer_unit import (
+    ATTENTION_KERNEL,
+    MASKED_LOGIT,
+    join_heads,
+    mask_bias,
+    split_heads,
+)
 
 MASKED = tl.constexpr(MASKED_LOGIT)
 ROWS = 64
@@ -357,33 +363,22 @@ class OthersAttention(Function):
 
 def attend_stacked(one: Tensor, two: Tensor, real: Tensor, spoken: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """What ``StackedAttention`` returns for the same arguments."""
-    query, key, value = _split_heads(torch.cat([one, two], 1), heads)
-    logits = query @ key.mT + _hidden(torch.cat([real, spoken], 1))
-    attended = (logits.softmax(-1) @ value).transpose(1, 2).flatten(2)
+    query, key, value = split_heads(torch.cat([one, two], 1).float(), heads)
+    logits = query @ key.mT + mask_bias(torch.cat([real, spoken], 1).bool(), torch.float32)
+    attended = join_heads(logits.softmax(-1) @ value)
     return attended.to(one.dtype), logits.logsumexp(-1).transpose(1, 2)
 
 
 def attend_others(items: Tensor, others: Tensor, mask: Tensor, attended: Tensor, totals: Tensor) -> Tensor:
     """What ``OthersAttention`` returns for the same arguments."""
     heads = totals.shape[-1]
-    query, (_, key, value) = _split_heads(items, heads)[0], _split_heads(others, heads).unsqueeze(2)
-    logits = query @ key.mT + _hidden(mask).unsqueeze(1)  # (S, N, H, K, L)
+    query, (_, key, value) = split_heads(items.float(), heads)[0], split_heads(others.float(), heads).unsqueeze(2)
+    logits = query @ key.mT + mask_bias(mask.bool(), torch.float32).unsqueeze(1)  # (S, N, H, K, L)
     own = totals.transpose(1, 2).unsqueeze(-1)
     joint = torch.logaddexp(own, logits.logsumexp(-1, keepdim=True))
     inside = attended.float().unflatten(2, (heads, -1)).transpose(1, 2)
     found: Tensor = (own - joint).exp() * inside + (logits - joint).exp() @ value
     return found.transpose(2, 3).flatten(3).to(items.dtype)
-
-
-def _split_heads(projected: Tensor, heads: int) -> Tensor:
-    """Queries, keys and values (3, N, H, K, S) in float32, of projected parts (N, K, 3 D)."""
-    return projected.float().view(*projected.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
-
-
-def _hidden(mask: Tensor) -> Tensor:
-    """Logits (N, 1, 1, K) that are added to those of keys with a mask (N, K)."""
-    bias: Tensor = (mask == 0)[:, None, None] * MASKED_LOGIT
-    return bias
 
 
 def _gradients_of(

@@ -103,10 +103,10 @@ class TransformerUnit(nn.Module):
         projected = self._project(parts)
 
         def plain() -> Tensor:
-            query, key, value = self._split_heads(projected).unbind(0)
+            query, key, value = split_heads(projected, self.heads).unbind(0)
             with without_cudnn_attention(parts):
-                bias = _mask_bias(mask, query.dtype)
-                return _join_heads(F.scaled_dot_product_attention(query, key, value, bias, scale=1.0))
+                bias = mask_bias(mask, query.dtype)
+                return join_heads(F.scaled_dot_product_attention(query, key, value, bias, scale=1.0))
 
         if not self._kernel_applies(projected):
             return self.feed_forward(parts, plain())
@@ -118,9 +118,9 @@ class TransformerUnit(nn.Module):
         own = self.project_items(parts, mask)
 
         def plain() -> PreparedItems:
-            stacked = self._split_heads(own.projected).contiguous()  # one copy, read by all that follows
+            stacked = split_heads(own.projected, self.heads).contiguous()  # one copy, read by all that follows
             query, key, value = stacked.unbind(0)
-            shares, total = OwnSoftmax.apply(query @ key.mT, _mask_bias(mask, torch.float32))  # type: ignore[no-untyped-call]
+            shares, total = OwnSoftmax.apply(query @ key.mT, mask_bias(mask, torch.float32))  # type: ignore[no-untyped-call]
             # The layout of the attention output, so that merging moves no data.
             attended = (shares @ value).transpose(1, 2).contiguous()
             columns = AppendColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
@@ -157,7 +157,7 @@ class TransformerUnit(nn.Module):
         """The same items, for the plain path."""
         if isinstance(items, PreparedItems):
             return items
-        stacked, total = self._split_heads(items.projected), items.totals.transpose(1, 2).unsqueeze(-1)
+        stacked, total = split_heads(items.projected, self.heads), items.totals.transpose(1, 2).unsqueeze(-1)
         columns = AppendColumns.apply(stacked, total, items.mask)  # type: ignore[no-untyped-call]
         attended = items.attended.view(*items.mask.shape, self.heads, self.size)
         return PreparedItems(items.parts, items.mask, attended, *columns)
@@ -193,7 +193,7 @@ class TransformerUnit(nn.Module):
 
         def plain() -> Tensor:
             with without_cudnn_attention(one.parts):
-                return _join_heads(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
+                return join_heads(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
 
         if not self._kernel_applies(one.projected, two.mask.shape[1]):
             return plain()
@@ -214,19 +214,15 @@ class TransformerUnit(nn.Module):
     def _split(self, one: ProjectedItems, two: ProjectedItems) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of stacked parts (N, H, K + L, S), and the mask as a bias on the logits."""
         mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
-        query, key, value = self._split_heads(heads).unbind(0)
+        query, key, value = split_heads(heads, self.heads).unbind(0)
         # On a CPU the check is free and a mask costs a fifth of the attention; a GPU would have to wait for the check.
-        hidden = None if mask.device.type == "cpu" and bool(mask.all()) else _mask_bias(mask, query.dtype)
+        hidden = None if mask.device.type == "cpu" and bool(mask.all()) else mask_bias(mask, query.dtype)
         return query, key, value, hidden
 
     def _project(self, parts: Tensor) -> Tensor:
         """Queries divided by the root of their size, keys, and values, concatenated: (..., 3 D)."""
         query, key, value = self.query.weight * self.size**-0.5, self.key.weight, self.value.weight
         return F.linear(parts, torch.cat([query, key, value]))
-
-    def _split_heads(self, stacked: Tensor) -> Tensor:
-        """View (N, K, 3 D) as (3, N, H, K, S)."""
-        return stacked.view(*stacked.shape[:2], 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
 
 
 def _others_attention(*given: Tensor) -> Tensor:
@@ -245,12 +241,18 @@ def _layer_norm(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
         return F.layer_norm(parts, norm.normalized_shape, weight, bias, norm.eps)
 
 
-def _join_heads(heads: Tensor) -> Tensor:
+def split_heads(projected: Tensor, heads: int) -> Tensor:
+    """View projected parts (N, K, 3 D) as queries, keys and values (3, N, H, K, S)."""
+    size = projected.shape[2] // 3 // heads
+    return projected.view(*projected.shape[:2], 3, heads, size).permute(2, 0, 3, 1, 4)
+
+
+def join_heads(heads: Tensor) -> Tensor:
     """(N, H, K, S) -> (N, K, H S)."""
     return heads.transpose(1, 2).flatten(2)
 
 
-def _mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """(N, 1, 1, K) zero for real parts, ``MASKED_LOGIT`` for padding."""
     return (~mask * MASKED_LOGIT).to(dtype)[:, None, None]
 

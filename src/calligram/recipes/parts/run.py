@@ -116,10 +116,9 @@ def run_preset(
         whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
         _check_captions(whole, collection, learns=preset.recipe.learns)
         if settings.teachers:
-            from calligram.evaluation.seen_captions import refuse_leaks, warn_of_seen_pictures
+            from calligram.evaluation.seen_captions import refuse_leaks
 
             refuse_leaks(settings.teachers, whole, collection)
-            warn_of_seen_pictures(settings.teachers, whole)
         about = _about(preset, settings, collection, context, command)
         if context.processes.first:
             defaults = {"settings": as_plain(_defaults_of_components(preset, settings)), "teachers": about["teachers"]}
