@@ -24,6 +24,7 @@ from calligram.models.matcher import Encoded
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import RankingObjective
+from calligram.training.speed_trial import use_tf32
 
 Row = dict[str, object]
 REGIONS, DIM, SHARD = 36, 1024, 128
@@ -73,10 +74,16 @@ def fragments(row: Callable[[str, float, str], Row], sizes: Sizes = Sizes()) -> 
             for what, (value, unit) in apart.items()
         ]
         with ProcessPoolExecutor(1, mp_context=context) as pool:
+            apart = pool.submit(tf32_against_float32, device, sizes).result()
+        found += [
+            row(f"scan, {sizes.batch} x {sizes.batch}: products in TF32 against float32: {what}", value, unit)
+            for what, (value, unit) in apart.items()
+        ]
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
             steps = pool.submit(training, device, sizes).result()
         name = f"scan, training step of {sizes.batch} x {REGIONS} x {DIM}"
         found += [row(f"{name}: {what}", seconds * 1000, "ms") for what, seconds in steps.items()]
-        best = min(steps["ours"], steps["ours, replayed"])
+        best = steps["ours by default: replayed, products in TF32"]
         found.append(row(f"{name}: the loop's time against ours", steps["the loop"] / best, "ratio"))
     return found
 
@@ -174,6 +181,24 @@ def kernels_against_plain(device: str, sizes: Sizes) -> dict[str, tuple[float, s
     return found
 
 
+def tf32_against_float32(device: str, sizes: Sizes) -> dict[str, tuple[float, str]]:
+    """Differences of a loss and of its gradients with products in TF32; of gradients, as a share of the largest one."""
+    torch.manual_seed(0)
+    matcher, features, words, mask = _trained_matcher(device, sizes)
+    results = []
+    for on in (True, False):
+        with use_tf32(on):
+            images, texts = matcher.encode_images(features), matcher.encode_texts(words, mask)
+            loss = _hinge(matcher.score(images, texts))
+            gradients = torch.autograd.grad(loss, list(matcher.parameters()), allow_unused=True)
+            results.append((loss.detach(), torch.cat([g.flatten() for g in gradients if g is not None])))
+    (loss, gradient), (plain_loss, plain) = results
+    return {
+        "difference of the loss": (float((loss - plain_loss).abs() / plain_loss), "share"),
+        "largest difference of gradients": (float((gradient - plain).abs().max() / plain.abs().max()), "share"),
+    }
+
+
 class Way(NamedTuple):
     """How a step is taken."""
 
@@ -183,6 +208,8 @@ class Way(NamedTuple):
     """as CUDA graphs, which ``speed=auto`` chooses where steps are short"""
     fused: bool = True
     """with kernels"""
+    tf32: bool = False
+    """with matrix products of float32 in TF32, as ``speed=auto`` takes them"""
     loop: bool = False
     """by the published loop"""
 
@@ -191,6 +218,7 @@ WAYS = {
     "ours": Way(),
     "ours in bf16": Way(lower=True),
     "ours, replayed": Way(replayed=True),
+    "ours by default: replayed, products in TF32": Way(replayed=True, tf32=True),
     "ours in bf16, replayed": Way(lower=True, replayed=True),
     "ours, replayed, without kernels": Way(replayed=True, fused=False),
     "ours in bf16, replayed, without kernels": Way(lower=True, replayed=True, fused=False),
@@ -204,18 +232,23 @@ def training(device: str, sizes: Sizes) -> dict[str, float]:
     torch.manual_seed(0)
     found = {}
     for name, way in WAYS.items():
-        matcher = SCAN(
-            SCANSettings(ImageArchitecture(), TextArchitecture(vocabulary=WORDS, hidden=DIM, bidirectional=True), DIM)
-        ).to(device)
-        lengths = (13 + 4 * torch.randn(sizes.batch)).round().clamp(5, 40).long()
-        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
-        words = torch.randint(4, WORDS, tuple(mask.shape), device=device) * mask
-        step = _step(matcher, torch.randn(sizes.batch, REGIONS, 2048, device=device), words, mask, way)
-        with use_kernels(way.fused), use_cuda_graphs(way.replayed):
+        step = _step(*_trained_matcher(device, sizes), way)
+        with use_kernels(way.fused), use_cuda_graphs(way.replayed), use_tf32(way.tf32):
             for _ in range(4):
                 step()
             found[name] = timed(device, step, 3 if way.loop else 20)
     return found
+
+
+def _trained_matcher(device: str, sizes: Sizes) -> tuple[SCAN, Tensor, Tensor, Tensor]:
+    """A matcher, and features, words and mask of a batch."""
+    matcher = SCAN(
+        SCANSettings(ImageArchitecture(), TextArchitecture(vocabulary=WORDS, hidden=DIM, bidirectional=True), DIM)
+    ).to(device)
+    lengths = (13 + 4 * torch.randn(sizes.batch)).round().clamp(5, 40).long()
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
+    words = torch.randint(4, WORDS, tuple(mask.shape), device=device) * mask
+    return matcher, torch.randn(sizes.batch, REGIONS, 2048, device=device), words, mask
 
 
 def _step(matcher: SCAN, features: Tensor, words: Tensor, mask: Tensor, way: Way) -> Callable[[], None]:

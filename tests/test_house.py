@@ -24,7 +24,7 @@ MEDIAN_FILE_LINES = range(80, 211)
 MAX_FOLDER_MODULES = 17
 MAX_FUNCTION_LINES = 60
 """from the docstring to the end"""
-MAX_FILES_ENTERED = {"train": 35, "index": 32, "search": 26, "request": 21}
+MAX_FILES_ENTERED = {"train": 36, "index": 32, "search": 26, "request": 21}
 MAX_MODULES_IMPORTED_BY_TRAINING = 90
 
 NOUNS_IN_ING = {"pairing", "ranking", "grounding", "matching", "training", "indexing", "drawing"}

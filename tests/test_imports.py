@@ -66,7 +66,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 import calligram.cli.train, calligram.cli.evaluate
 import calligram.recipes.catalog, calligram.recipes.parts.run, calligram.training.loop, calligram.evaluation.figures
-from calligram.training.runs import TensorBoardWriter
+from calligram.training.loggers import TensorBoardWriter
 from pathlib import Path
 TensorBoardWriter(Path(".")).add(0, {"x": 1.0})
 from calligram.cli.main import import_pyarrow_for_command

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from calligram.errors import UserError
-from calligram.training.loggers import check_loggers, open_loggers
+from calligram.training.loggers import StepLog, check_loggers, open_loggers
+from calligram.training.objectives.objective import RankingObjective, VectorSpread
 from calligram.training.runs import Run
 
 ABOUT = {"preset": "vse", "collection": "tiny", "settings": {"dim": 16, "image": {"size": 32}, "names": ["a", "b"]}}
@@ -126,3 +128,45 @@ def test_a_logged_training_takes_the_same_steps_and_logs_what_the_run_has(tiny, 
     (file,) = (tmp_path / "logged").glob("wandb/offline-run-*/*.wandb")
     dev = [row["dev/rsum"] for row in wandb_history(file) if "dev/rsum" in row]
     assert dev == [row["dev"]["rsum"] for row in rows[1] if "dev" in row]
+
+
+class Lines:
+    """A logger that keeps what it gets."""
+
+    def __init__(self):
+        self.lines = []
+
+    def add(self, step, values):
+        self.lines.append((step, dict(values)))
+
+    def close(self):
+        self.lines.append("closed")
+
+
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def test_numbers_of_steps_are_logged_in_order_and_all_are_there_after_a_flush(tmp_path, device):
+    run, lines, objective = Run.create(tmp_path / "run", ABOUT), Lines(), RankingObjective()
+    log = StepLog(run, [lines], 5, torch.device(device), writes=True)
+    for step in range(1, 16):
+        one = torch.ones((), device=device)
+        objective.spread = VectorSpread(one, one)
+        log.add(step, {"epoch": 2}, {"loss": step * one, "hardest": torch.tensor([2.0], device=device)}, objective)
+    log.flush()
+    expected = [{"step": step, "epoch": 2, "loss": float(step), "hardest": 2.0} for step in (5, 10, 15)]
+    assert run.metrics() == expected
+    log.write("dev", 15, {"rsum": 1.0})
+    log.close()
+    trained = [(step, {"train/loss": float(step), "train/hardest": 2.0}) for step in (5, 10, 15)]
+    assert lines.lines == [*trained, (15, {"dev/rsum": 1.0}), "closed"]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def test_a_loss_that_is_not_finite_is_an_error_before_anything_is_saved(tmp_path, device):
+    objective = RankingObjective()
+    log = StepLog(Run.create(tmp_path / "run", ABOUT), [], 1, torch.device(device), writes=True)
+    with pytest.raises(UserError, match=r"the loss is not finite at step 1 \(loss=nan\)"):  # noqa: PT012  or in the flush
+        log.add(1, {}, {"loss": torch.tensor(float("nan"), device=device)}, objective)
+        log.flush()

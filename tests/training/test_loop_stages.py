@@ -10,6 +10,7 @@ from calligram.training import runs
 from calligram.training.loop import WeightAverage
 from calligram.training.runs import BackgroundSaver, Run
 
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 POSITION = {"stage": 0, "epoch": 0, "batch": 0, "average_steps": 0, "best": {}, "seconds": 0.0, "scaler": {}}
 
 
@@ -33,8 +34,12 @@ def test_a_decay_out_of_range_is_refused():
         WeightAverage(nn.Linear(1, 1), 1.0)
 
 
-def test_states_are_saved_as_they_were_at_the_call(tmp_path):
-    run, weight = Run.create(tmp_path / "run", {}), torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)
+@pytest.mark.parametrize("room", [0.0, 0.1])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def test_states_are_saved_as_they_were_at_the_call(tmp_path, device, room, monkeypatch):
+    monkeypatch.setattr(runs, "MAX_COPY_SHARE", room)
+    run = Run.create(tmp_path / "run", {})
+    weight = torch.zeros(4, 3, 2, 2, device=device).to(memory_format=torch.channels_last)
     with BackgroundSaver(run) as saver:
         for step in range(1, 4):
             weight.fill_(step)

@@ -33,9 +33,20 @@ class Clock:
         return ways
 
 
-def trial_of(owner, steps, *, graphs=True):
+def trial_of(owner, steps, *, graphs=True, tf32=False):
     reports = []
-    return speed_trial.SpeedTrial(owner, steps, torch.device("cpu"), graphs=graphs, report=reports.append), reports
+    trial = speed_trial.SpeedTrial(owner, steps, torch.device("cpu"), graphs=graphs, tf32=tf32, report=reports.append)
+    return trial, reports
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_steps_alone_take_products_in_tf32_and_the_run_records_it(monkeypatch, tf32, trained):
+    clock, found = Clock(monkeypatch, plain=0.001), []
+    trial, reports = trial_of(trained().objective, 20, tf32=tf32)
+    assert clock.run(trial, 20, lambda: found.append(torch.backends.cuda.matmul.allow_tf32)) == ["plain"] * 20
+    assert found == [tf32] * 20
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert ("products" in reports[0]) == tf32
 
 
 @pytest.mark.usefixtures("stepped")

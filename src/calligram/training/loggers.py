@@ -1,4 +1,6 @@
-"""Programs that get the metrics of training besides ``metrics.jsonl`` and TensorBoard: Weights & Biases, MLflow."""
+"""The metrics of training: how they are read from the device and checked, and the programs that get them besides
+``metrics.jsonl``: TensorBoard, Weights & Biases, MLflow.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,18 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
 
 from calligram.errors import UserError, unknown
 from calligram.extras import install_command, missing_modules, require
+from calligram.training.objectives.objective import CollapseDetector, Objective, VectorSpread
+from calligram.training.runs import Run
 
-if TYPE_CHECKING:
-    from calligram.training.runs import Run
+log = logging.getLogger(__name__)
 
 LOGGERS_KEY = "loggers"
 """entry of ``run.json`` with the name of the run in each program, so that a resumed run continues there"""
@@ -28,6 +35,125 @@ class MetricLogger(Protocol):
 
     def close(self) -> None:
         """Write everything that is left."""
+
+
+class _Reading(NamedTuple):
+    """Numbers of a step that are on their way from a GPU."""
+
+    step: int
+    row: Mapping[str, object]
+    names: Sequence[str]
+    numbers: Tensor
+    arrived: torch.cuda.Event
+
+
+class StepLog:
+    """Checks and logs the numbers of training steps.
+
+    On a GPU, the numbers of every ``log_steps``-th step are read, and the host does not wait for them: they are copied
+    behind the step, and are checked and logged a few steps later. The next steps are queued meanwhile, so the GPU never
+    waits for the host.
+    """
+
+    def __init__(
+        self, run: Run, loggers: Sequence[MetricLogger], log_steps: int, device: torch.device, *, writes: bool
+    ) -> None:
+        """Args:
+        writes: whether this is the process that writes files.
+        """
+        self._run, self._loggers, self._log_steps, self._device = run, loggers, log_steps, device
+        self._writes = writes
+        self._collapse_detector = CollapseDetector()
+        self._reading: _Reading | None = None
+
+    def add(self, step: int, row: Mapping[str, object], terms: Mapping[str, Tensor], objective: Objective) -> None:
+        """Take the numbers of a step.
+
+        Args:
+            row: further entries of the line in ``metrics.jsonl``.
+            terms: losses and measures.
+            objective: has the spread of the vectors of the step, which is computed on use.
+        """
+        if self._device.type == "cpu":
+            self._check(step, row, {name: float(value) for name, value in terms.items()}, objective.spread)
+            return
+        if self._reading is not None and self._reading.arrived.query():  # type: ignore[no-untyped-call]
+            self.flush()
+        if step % self._log_steps:
+            return
+        self.flush()
+        found, spread = dict(terms), objective.spread
+        if spread is not None:
+            found |= {"spread of images": spread.images, "spread of texts": spread.texts}
+        numbers = torch.stack([value.detach().to(self._device, torch.float32).reshape(()) for value in found.values()])
+        if self._device.type == "cuda":
+            on_host = torch.empty(len(found), pin_memory=True).copy_(numbers, non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
+            self._reading = _Reading(step, row, list(found), on_host, arrived)
+        else:
+            self._end(step, row, dict(zip(found, numbers.tolist(), strict=True)))
+
+    def flush(self) -> None:
+        """Check and log the numbers that are on their way; before anything that must come after them."""
+        if self._reading is not None:
+            reading, self._reading = self._reading, None
+            reading.arrived.synchronize()
+            self._end(reading.step, reading.row, dict(zip(reading.names, reading.numbers.tolist(), strict=True)))
+
+    def _end(self, step: int, row: Mapping[str, object], values: dict[str, float]) -> None:
+        spread = None
+        if "spread of images" in values:
+            spread = VectorSpread(*(torch.tensor(values.pop(f"spread of {side}")) for side in ("images", "texts")))
+        self._check(step, row, values, spread)
+
+    def _check(
+        self, step: int, row: Mapping[str, object], values: Mapping[str, float], spread: VectorSpread | None
+    ) -> None:
+        self._collapse_detector.check(step, values, spread)
+        if self._writes and step % self._log_steps == 0:
+            self._run.log({"step": step, **row, **values})
+            self.write("train", step, values)
+
+    def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
+        """Give numbers to TensorBoard and to the loggers."""
+        for logger in self._loggers:
+            logger.add(step, {f"{prefix}/{name}": value for name, value in values.items()})
+
+    def close(self) -> None:
+        """Flush and close TensorBoard and the loggers."""
+        self.flush()
+        for logger in self._loggers:
+            logger.close()
+
+
+class TensorBoardWriter:
+    """Writes scalars to ``tensorboard/`` in a run folder; does nothing without the ``tensorboard`` extra."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer_class: Any = None
+        self._writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer_class = SummaryWriter
+        except ImportError:
+            log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
+        if self._writer_class is None:
+            return
+        if self._writer is None:
+            self._writer = self._writer_class(str(self._folder / "tensorboard"), purge_step=step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandbWriter:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +28,17 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
 from calligram.training.cuda_graphs import delete_graphs
+from calligram.training.loggers import MetricLogger, StepLog, TensorBoardWriter
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,
-    CollapseDetector,
     Objective,
     freeze_statistics,
     optimizer_tensors,
     parameter_groups,
     restore_optimizer,
 )
-from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter
+from calligram.training.runs import BackgroundSaver, Run
 from calligram.training.speed_trial import SpeedTrial
-
-if TYPE_CHECKING:
-    from calligram.training.loggers import MetricLogger
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +93,8 @@ class Loop:
     log_steps: int = 10
     speed: Speed = "auto"
     """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
-    rounding, and measure dev with pretrained networks in bfloat16; plain: never; cached: batches in pieces"""
+    rounding; take the matrix products of float32 steps in TF32; measure dev with pretrained networks in bfloat16.
+    plain: never; cached: batches in pieces"""
 
 
 def train(
@@ -149,11 +147,11 @@ class _Trainer:
         self.objectives = nn.ModuleList(stage.objective for stage in stages)
         self.average = WeightAverage(matcher, loop.ema_decay) if loop.ema_decay else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
-        self.collapse_detector = CollapseDetector()
         self.step = 0
         self.best: dict[str, float] = {}
         self.spent, self.start_time = 0.0, time.perf_counter()
-        self.loggers = (TensorBoardWriter(run.folder), *loggers) if processes.first else ()
+        writers = (TensorBoardWriter(run.folder), *loggers) if processes.first else ()
+        self.step_log = StepLog(run, writers, loop.log_steps, self.device, writes=processes.first)
         self.saver = BackgroundSaver(run)
         self.trial: SpeedTrial | None = None
 
@@ -169,8 +167,7 @@ class _Trainer:
                 resumed = number == position["stage"]
                 self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
             self.saver.wait()
-        for logger in self.loggers:
-            logger.close()
+        self.step_log.close()
         if self.processes.first and not self.run.complete:
             if self.loop.speed != "plain" and (kernels := kernel_states()):
                 self.run.add_entries(kernels=kernels)
@@ -188,7 +185,8 @@ class _Trainer:
 
         steps = (stage.epochs - epoch) * len(stage.batches) - start
         graphs = stage.objective.graph_safe and self.processes.count == 1
-        return SpeedTrial(stage.objective, steps, self.device, graphs=graphs, report=report)
+        tf32 = self.loop.precision == "fp32"
+        return SpeedTrial(stage.objective, steps, self.device, graphs=graphs, tf32=tf32, report=report)
 
     def _seconds(self) -> float:
         """Training time in seconds, including earlier calls."""
@@ -252,7 +250,9 @@ class _Trainer:
                 if stepped:
                     self._update(stage, optimizer)
             if stepped:
-                self._report(stage, epoch, terms, optimizer, (step - start + 1) / (time.perf_counter() - start_time))
+                rate = (step - start + 1) / (time.perf_counter() - start_time)
+                row = {"stage": stage.name, "epoch": epoch, "lr": max(g["lr"] for g in optimizer.param_groups)}
+                self.step_log.add(self.step, {**row, "steps_per_second": round(rate, 3)}, terms, stage.objective)
             # Accumulated gradients are not part of the saved state, so it is saved between optimizer steps only.
             if self.loop.save_steps and stepped and self.step % self.loop.save_steps == 0 and step + 1 < total:
                 self._save(number, epoch, step + 1, optimizer)
@@ -293,33 +293,16 @@ class _Trainer:
         if self.average:
             self.average.update(self.matcher)
 
-    def _report(
-        self, stage: Stage, epoch: int, terms: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, rate: float
-    ) -> None:
-        # Reading a number from a GPU waits for it, so only every ``log_steps``-th step is checked.
-        if self.device.type != "cpu" and self.step % self.loop.log_steps:
-            return
-        values = {name: float(value) for name, value in terms.items()}
-        self.collapse_detector.check(self.step, values, stage.objective.spread)
-        if self.processes.first and self.step % self.loop.log_steps == 0:
-            row = {"step": self.step, "stage": stage.name, "epoch": epoch, **values}
-            row |= {"lr": max(g["lr"] for g in optimizer.param_groups), "steps_per_second": round(rate, 3)}
-            self.run.log(row)
-            self._log("train", values)
-
-    def _log(self, prefix: str, values: Mapping[str, float]) -> None:
-        for logger in self.loggers:
-            logger.add(self.step, {f"{prefix}/{name}": value for name, value in values.items()})
-
     def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer | None) -> None:
         stage = self.stages[number]
         metrics: dict[str, float] = {}
+        self.step_log.flush()
         if self.processes.first:
             metrics = self._evaluate()
             self.run.log({"step": self.step, "stage": stage.name, "epoch": epoch, "dev": metrics})
             value = metrics.get(self.loop.select_by, math.nan)
             log.info("%s %d/%d: dev %s %.1f", stage.name, epoch + 1, stage.epochs, self.loop.select_by, value)
-            self._log("dev", metrics)
+            self.step_log.write("dev", self.step, metrics)
         value = self.processes.broadcast_number(metrics.get(self.loop.select_by, math.nan))
         if math.isnan(value):
             raise UserError(f"evaluation gave no '{self.loop.select_by}'; it gave: {', '.join(sorted(metrics))}")
@@ -348,6 +331,7 @@ class _Trainer:
         return metrics
 
     def _save(self, stage: int, epoch: int, batch: int, optimizer: torch.optim.Optimizer | None) -> None:
+        self.step_log.flush()  # a state after a loss that is not finite is not saved
         if not self.processes.first:
             return
         tensors: dict[str, Mapping[str, Tensor]] = {"matcher": self.matcher.state_dict()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +21,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from calligram.errors import UserError
-from calligram.extras import install_command
 from calligram.features.inputs import Inputs
 from calligram.features.transformers_models import merged_adapters
 from calligram.files import (
@@ -56,6 +56,8 @@ METRICS_FILE = "metrics.jsonl"
 Tensors = Mapping[str, Tensor]
 SAVING_SHARE, QUICK_SECONDS = 0.1, 1.0
 """saving states takes at most about this share of the time, unless one takes less than these seconds"""
+MAX_COPY_SHARE = 0.1
+"""weights that are being saved are copied on a GPU if they take at most this share of its free memory"""
 
 
 @dataclass(frozen=True)
@@ -240,8 +242,9 @@ class Run:
 class BackgroundSaver:
     """Saves the best weights and the states of a run in order, in a thread, while training goes on.
 
-    Tensors are copied at the call. Leaving the context waits for all files, also after an error. If saving a state
-    takes seconds, the states of some epochs are left out, and their best weights are saved with the next one.
+    Tensors are copied at the call: on a GPU where there is room, since that takes a millisecond, and the thread then
+    copies them to the host. Leaving the context waits for all files, also after an error. If saving a state takes
+    seconds, the states of some epochs are left out, and their best weights are saved with the next one.
     """
 
     def __init__(self, run: Run) -> None:
@@ -300,14 +303,36 @@ class BackgroundSaver:
     def _submit(self, save: Callable[..., None], *args: object) -> Future[None]:
         # The best weights and the state of one epoch, so that a slow disk does not fill the memory with copies.
         self.wait(pending=1)
-        self._pending.append(self._thread.submit(save, *args))
+        stream = torch.cuda.Stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())  # the copies on the GPU, and no later training step
+        self._pending.append(self._thread.submit(_save_on, stream, save, *args))
         return self._pending[-1]
 
 
+def _save_on(stream: torch.cuda.Stream | None, save: Callable[..., None], *args: object) -> None:
+    """Save, and copy from a GPU on a stream of its own, next to training."""
+    with torch.cuda.stream(stream):  # no stream leaves everything as it is
+        save(*args)
+
+
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the host, in the layout of a file, so that the thread that writes them has nothing to compute."""
+    """Copies in the layout of a file: on the device of the tensors if there is room, else on the host."""
     layout = torch.contiguous_format
+    if _room_on_gpu(tensors):
+        with contextlib.suppress(torch.OutOfMemoryError):  # what is free may be in pieces
+            return {k: v.detach().clone(memory_format=layout) for k, v in tensors.items()}
     return {k: v.detach().to("cpu", copy=True, memory_format=layout) for k, v in tensors.items()}
+
+
+def _room_on_gpu(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether copies take a small part of the memory that is free on their GPU; False for tensors on the host."""
+    gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+    if gpu is None:
+        return False
+    unused = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return size <= MAX_COPY_SHARE * (torch.cuda.mem_get_info(gpu)[0] + unused)
 
 
 def load_run(folder: str | os.PathLike[str]) -> tuple[Matcher, Inputs]:
@@ -367,32 +392,3 @@ def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[i
                 epochs = found.setdefault(name, {})
                 epochs.setdefault((row["stage"], row["epoch"]), []).append((row["step"], row[name]))
     return {name: [(own[-1][0], mean(v for _, v in own)) for own in each.values()] for name, each in found.items()}
-
-
-class TensorBoardWriter:
-    """Writes scalars to ``tensorboard/`` in a run folder; does nothing without the ``tensorboard`` extra."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writer_class: Any = None
-        self._writer: Any = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer_class = SummaryWriter
-        except ImportError:
-            log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
-
-    def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
-        if self._writer_class is None:
-            return
-        if self._writer is None:
-            self._writer = self._writer_class(str(self._folder / "tensorboard"), purge_step=step)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close."""
-        if self._writer is not None:
-            self._writer.close()

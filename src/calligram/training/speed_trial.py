@@ -36,6 +36,21 @@ class Way(NamedTuple):
         return " and ".join(["graphs"] * self.graphs + ["compiled"] * self.compiled) or "plain"
 
 
+@contextmanager
+def use_tf32(on: bool = True) -> Iterator[None]:
+    """Take matrix products of float32 numbers on a GPU in TF32 inside a block: factors have 10 bits after the point.
+
+    Sums stay in float32. Convolutions and recurrent networks of cuDNN do the same by the default of PyTorch.
+    """
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_tf32
+    settings.allow_tf32 = before or on
+    try:
+        yield
+    finally:
+        settings.allow_tf32 = before
+
+
 class SpeedTrial:
     """Takes the first steps of a stage in several ways, and the others in the fastest of them.
 
@@ -51,6 +66,7 @@ class SpeedTrial:
         device: torch.device,
         *,
         graphs: bool,
+        tf32: bool = False,
         report: Callable[[dict[str, object]], None],
     ) -> None:
         """Args:
@@ -58,10 +74,12 @@ class SpeedTrial:
         steps: number of steps of the stage that are left.
         device: device of the steps.
         graphs: whether the steps can be captured.
+        tf32: whether all ways take products in TF32, see ``use_tf32``.
         report: called once with the chosen way and the milliseconds of a step by each way.
         """
         self.chosen = Way()
         self._owner, self._left, self._device, self._graphs, self._report = owner, steps, device, graphs, report
+        self._tf32 = tf32
         self._compile_seconds = 0.0
         """how long it takes to compile what the steps contain; 0 if nothing can be compiled"""
         self._trying: Way | None = Way()
@@ -77,7 +95,7 @@ class SpeedTrial:
         """Take a step inside, in the way that is tried or was chosen."""
         way = self.chosen if self._trying is None else self._trying
         self._left -= 1
-        with use_cuda_graphs(way.graphs), use_compile(way.compiled):
+        with use_cuda_graphs(way.graphs), use_compile(way.compiled), use_tf32(self._tf32):
             if self._trying is None:
                 yield
                 return
@@ -110,7 +128,8 @@ class SpeedTrial:
             else:
                 delete_graphs(self._owner)
             times = {each.name: round(1000 * seconds, 3) for each, seconds in self._seconds.items()}
-            self._report({"chosen": self.chosen.name, "milliseconds": times})
+            tf32 = {"products": "TF32"} if self._tf32 else {}
+            self._report({"chosen": self.chosen.name, "milliseconds": times, **tf32})
 
     def _next_way(self, way: Way) -> Way | None:
         if way not in self._seconds and way == Way():

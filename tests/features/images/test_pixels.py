@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -80,10 +82,23 @@ def test_a_flip_mirrors_and_a_crop_stays_inside():
     assert (span > 0.5).all()
 
 
-def test_jitter_keeps_images_in_range():
-    changed = Augment(jitter=0.4)(torch.rand(8, 3, 6, 6))
-    assert changed.min() >= 0
-    assert changed.max() <= 1
+def test_jitter_equals_saturation_then_contrast_then_brightness_pixel_by_pixel():
+    images = torch.rand(8, 3, 6, 5, dtype=torch.float64)
+    torch.manual_seed(0)
+    changed = Augment(jitter=0.4)(images)
+    torch.manual_seed(0)
+    factors = torch.stack([torch.empty(8, 1, 1, 1, dtype=torch.float64).uniform_(0.6, 1.4).flatten() for _ in range(3)])
+    for image, found, (saturation, contrast, brightness) in zip(images, changed, factors.T.tolist(), strict=True):
+        expected = image.clone()
+        for y, x in itertools.product(range(6), range(5)):
+            red, green, blue = image[:, y, x].tolist()
+            grey = 0.299 * red + 0.587 * green + 0.114 * blue
+            expected[:, y, x] = grey + saturation * (image[:, y, x] - grey)
+        mean = expected.mean()
+        expected = ((mean + contrast * (expected - mean)) * brightness).clamp(0, 1)
+        torch.testing.assert_close(found, expected)
+    assert changed.min() == 0
+    assert changed.max() == 1
 
 
 @pytest.mark.parametrize("images", [PixelInput(32, "crop"), StoredInput("regions")])

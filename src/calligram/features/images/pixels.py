@@ -46,6 +46,8 @@ MIN_STORE_BYTES, MAX_STORE_BYTES = 64 << 20, 16 << 30
 """decoded images of this size together are stored on disk, for all runs; fewer are decoded in a few seconds"""
 MAX_STORE_SHARE = 0.25
 """largest share of the free disk for decoded images"""
+GREY_WEIGHTS = (0.299, 0.587, 0.114)
+"""shares of red, green and blue in the brightness of a pixel (ITU-R BT.601)"""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,14 @@ class Augment:
             change = torch.empty(len(images), 1, 1, 1, device=images.device, dtype=images.dtype)
             return change.uniform_(1 - self.jitter, 1 + self.jitter)
 
-        grey = (images * images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
-        images = grey + (images - grey) * factor()
-        mean = images.mean((1, 2, 3), keepdim=True)
-        return (mean + (images - mean) * factor()).mul(factor()).clamp(0, 1)
+        saturation, contrast, brightness = factor(), factor(), factor()
+        # All three are linear, so one weighted sum of a pixel and its grey value does the same. Each operation on all
+        # pixels takes as long as its reads and writes of memory, so few of them are quick.
+        red, green, blue = images.chunk(3, dim=1)
+        grey = (red * GREY_WEIGHTS[0]).add_(green, alpha=GREY_WEIGHTS[1]).add_(blue, alpha=GREY_WEIGHTS[2])
+        mean = torch.lerp(grey.mean((1, 2, 3), keepdim=True), images.mean((1, 2, 3), keepdim=True), saturation)
+        grey = torch.addcmul((1 - contrast) * mean, grey, (1 - saturation) * contrast).mul_(brightness)
+        return torch.addcmul(grey, images, saturation * contrast * brightness).clamp_(0, 1)
 
 
 def pixel_centres(count: int, device: torch.device) -> Tensor:
@@ -263,7 +269,7 @@ class PixelInput(ImageInput):
         if augment is not None:
             images = augment(images)
         mean, std = (images.new_tensor(v).view(1, 3, 1, 1) for v in (self.mean, self.std))
-        images = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
+        images = ((images - mean).div_(std)).contiguous(memory_format=torch.channels_last)
         return images if augment is not None or self.views == "one" else self._all_views(images)
 
     def _all_views(self, images: Tensor) -> Tensor:
