@@ -58,6 +58,7 @@ def loop_against_bare(name: str, settings: list[str], collection: Collection) ->
         batch = next(iter(stage.batches.epoch(0)))
         lower = torch.autocast(device.type, torch.bfloat16, enabled=plan.loop.precision == "bf16")
         measured = max(1, steps // len(stage.batches))
+        tried: dict[str, float] = {}
 
         def bare(steps: int) -> float:
             plan.matcher.train()  # the loop leaves it as its evaluation does
@@ -86,6 +87,7 @@ def loop_against_bare(name: str, settings: list[str], collection: Collection) ->
             whole = Stage(**{**vars(stage), "epochs": max(stage.epochs, measured + 2)})
             with contextlib.suppress(MeasuredEnoughError):
                 train(plan.matcher, [whole], run, lambda matcher: {"rsum": 0.0}, loop=plan.loop, track=track)
+            tried.update(run.about.get("speed", {}).get(stage.name, {}).get("milliseconds", {}))
             return measured * len(stage.batches) / (starts[-1] - starts[1])
 
         bare(3)
@@ -97,6 +99,7 @@ def loop_against_bare(name: str, settings: list[str], collection: Collection) ->
         row(f"{name}: training", real, "steps/s"),
         row(f"{name}: training, batches of {chosen.batch}", real * chosen.batch, "images/s"),
         row(f"{name}: training loop against bare forward and backward", real / fixed, "ratio"),
+        *(row(f"{name}: a training step as tried by speed=auto, {way}", value, "ms") for way, value in tried.items()),
     ]
 
 
