@@ -36,6 +36,9 @@ BY_ROW = {
         "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",
     ),
     "vse, distilled": (),
+    "three vse": (),
+    "vse, distilled from three": (),
+    "a member of three, distilled further": (),
     "alpha = 0, distilled": MMCA_SMALL,
 }  # fmt: skip
 """rows that are run, with settings of tiny networks"""
@@ -74,6 +77,7 @@ def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study,
     assert set(lines) == set(BY_ROW)
     assert lines["best"].members == 3
     assert lines["mmca + instance"].members == 1
+    assert lines["three vse"].members == 3
     assert lines["vse, distilled"].settings["distillation.teacher"] == "row:mmca"
     assert {verdict.verdict for verdict in verdicts} == {"undecided"}
     drawn = [file.parent.name for file in (tmp_path / "runs").glob("*/found-texts.png")]

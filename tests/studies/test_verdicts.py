@@ -138,6 +138,14 @@ def test_equivalence_is_an_interval_inside_a_band(metric, differences, expected,
     assert verdict(replace(claim, one_sided=True), new, old) == one_sided
 
 
+def test_a_claim_of_equivalence_may_name_its_margin():
+    claim = Claim("at most 5 points below", "new", "old", kind="equivalence", one_sided=True, margin=5)
+    assert verdict(claim, runs(97, 96, 97), runs(100, 100, 100)) == "holds"
+    assert verdict(claim, runs(94, 93, 94), runs(100, 100, 100)) == "fails"
+    assert verdict(claim, runs(96, 94, 95), runs(100, 100, 100)) == "noise"
+    assert verdict(claim, runs(120, 121, 122), runs(100, 100, 100)) == "holds"
+
+
 def test_claims_of_equality_are_judged_as_such():
     words = ("as good as", "on par", "does not beat", "very similar", "not significantly")
     claims = [claim for study in STUDIES.values() for claim in study.claims if not claim.needs]

@@ -59,6 +59,8 @@ class Claim:
     """``equivalence``: the rows differ by less than a band, see ``BANDS``"""
     one_sided: bool = False
     """for equivalence: the first row may also be better by any amount ("the second one does not beat it")"""
+    margin: float | None = None
+    """for equivalence: the largest difference of equal rows, if the claim names one; else that of ``BANDS``"""
     needs: str = ""
     """data that the claim is about and that are not available; the verdict is then ``not run``"""
     expects_collapse: bool = False
@@ -67,7 +69,7 @@ class Claim:
     @property
     def band(self) -> float:
         """Largest difference of equal rows."""
-        return BANDS.get(self.metric, 1.0)
+        return BANDS.get(self.metric, 1.0) if self.margin is None else self.margin
 
     @property
     def sign(self) -> int:
