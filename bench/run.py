@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from decoding import decoding
 from indexing import indexing, unchanged
+from memory import memory
 from rows import Row, row
 from training_steps import end_to_end, text_lengths, training
 
@@ -222,6 +223,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
     works = (
         startup,
         scenes,
+        memory,
         training,
         evaluation_1k,
         evaluation_5k,

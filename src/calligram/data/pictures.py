@@ -29,6 +29,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from calligram.checksums import check_files
 from calligram.errors import UserError
 from calligram.files import open_regular, read_regular
+from calligram.memory import keep_freed_memory
 from calligram.picture_formats import MAX_MEGAPIXELS, PICTURE_FORMATS, open_image, read_exif
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ def worker_threads() -> Iterator[ThreadPoolExecutor]:
     Torch would split an operation over all cores, and then wait for the cores that decode pictures.
     """
     global _open_pools, _torch_threads
+    keep_freed_memory()
     torch = sys.modules.get("torch")
     if torch is None:
         with ThreadPoolExecutor(core_share()) as pool:

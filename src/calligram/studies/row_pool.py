@@ -23,6 +23,7 @@ from calligram.features.images.backbones import Backbone
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.lazy import ALLOWED_CODE
+from calligram.memory import keep_freed_memory
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.pairs import PairsSettings, PretrainedModel
 from calligram.recipes.parts.config import resolve, settings_of_stage
@@ -165,6 +166,7 @@ class InputPreparation:
 
     def start(self) -> InputPreparation:
         """Begin in a thread. It ends with the process, and inputs that are half made are made again by the next one."""
+        keep_freed_memory()
         threading.Thread(target=self.run, daemon=True).start()
         return self
 

@@ -23,6 +23,7 @@ from calligram.device import (
     use_kernels,
 )
 from calligram.errors import NotFiniteError, UserError
+from calligram.memory import keep_freed_memory, return_freed_memory
 from calligram.models.damage import state_errors
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -119,12 +120,15 @@ def train(
     Returns:
         The dev metrics of the best epoch.
     """
+    keep_freed_memory()
     device = device_of(matcher)
     gpus = [device] if device.type == "cuda" else []
     kernels = use_kernels(False) if loop.speed == "plain" else contextlib.nullcontext()
     current = torch.cuda.device(device if gpus else -1)  # streams and captures of CUDA graphs belong to the current GPU
     with kernels, current, torch.random.fork_rng(gpus):
-        return _Trainer(matcher, stages, run, evaluate, loop, processes, track, loggers).train()
+        best = _Trainer(matcher, stages, run, evaluate, loop, processes, track, loggers).train()
+    return_freed_memory()
+    return best
 
 
 class _Trainer:

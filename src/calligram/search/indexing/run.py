@@ -18,6 +18,7 @@ import torch
 
 from calligram.errors import UserError, command
 from calligram.files import LOCK_FILE, lock_folder, move_file
+from calligram.memory import return_freed_memory
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN, wanted_columns
 from calligram.search.indexing.captions import take_captions
@@ -144,6 +145,7 @@ def index_source(
         library = dict(writing.writer.manifest.counts)
         if (out / STAGING).exists():
             remove_staged(out, opened)
+    return_freed_memory()
     return IndexReport(counts, time.perf_counter() - start, library)
 
 
