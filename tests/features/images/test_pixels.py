@@ -101,6 +101,17 @@ def test_jitter_equals_saturation_then_contrast_then_brightness_pixel_by_pixel()
     assert changed.max() == 1
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU can be waited for")
+def test_a_training_batch_is_prepared_without_waiting_for_the_gpu():
+    pixels = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8).cuda()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        PixelInput(8).finish(pixels, Augment(crop=0.5, flip=True, jitter=0.3))
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 @pytest.mark.parametrize("images", [PixelInput(32, "crop"), StoredInput("regions")])
 def test_inputs_are_saved_and_read_back(tmp_path, images):
     inputs = Inputs(images, Vocabulary.build(["a dog"], 1, max_words=7))

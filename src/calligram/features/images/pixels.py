@@ -268,7 +268,11 @@ class PixelInput(ImageInput):
         images = pixels.float().div_(255)
         if augment is not None:
             images = augment(images)
-        mean, std = (images.new_tensor(v).view(1, 3, 1, 1) for v in (self.mean, self.std))
+        # Not ``new_tensor``, which waits for the GPU: the next kernels of a step would be started too late.
+        mean, std = (
+            torch.tensor(values, dtype=images.dtype).view(1, 3, 1, 1).to(images.device, non_blocking=True)
+            for values in (self.mean, self.std)
+        )
         images = ((images - mean).div_(std)).contiguous(memory_format=torch.channels_last)
         return images if augment is not None or self.views == "one" else self._all_views(images)
 

@@ -127,7 +127,7 @@ def attention_weights(pairs: PartProducts, attention: AttentionSettings) -> Tens
     bias = torch.zeros_like(pairs.context.mask, dtype=products.dtype)
     bias = bias.masked_fill(~pairs.context.mask, torch.finfo(products.dtype).min / 4)[:, :, None, None]
     values, size = _normalise(pairs, attention.norm)
-    scale = values.new_tensor(attention.temperature) if size is None else attention.temperature / size
+    scale = values.new_full((), attention.temperature) if size is None else attention.temperature / size
     if torch.is_grad_enabled():
         logits = torch.addcmul(bias, values, scale)
     else:
