@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import subprocess
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -190,3 +191,28 @@ def test_errors_of_a_compiled_function_are_raised(traced):
 
     with use_compile(), pytest.raises(ValueError, match="of its own"):
         compile_if_enabled(1)(wrong)(torch.ones(2))
+
+
+def test_the_commit_is_that_of_the_package_and_not_of_other_files_of_its_checkout(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "package"
+    package.mkdir(parents=True)
+    (package / "device.py").write_text("")
+    (tmp_path / "results.jsonl").write_text("")
+    monkeypatch.setattr(switches, "COMMIT_FILE", package / "COMMIT")
+    monkeypatch.setattr(switches, "__file__", str(package / "device.py"))
+
+    def git(*words):
+        names = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    assert switches.commit() == "unknown"  # the checkout around it is of something else
+    git("add", ".")
+    git("commit", "--quiet", "-m", "first")
+    clean = git("rev-parse", "--short=10", "HEAD").strip()
+    (tmp_path / "results.jsonl").write_text("a result")
+    assert switches.commit() == clean
+    (package / "new.py").write_text("")
+    assert switches.commit() == f"{clean}-dirty"
+    (package / "COMMIT").write_text("0123456789\n")
+    assert switches.commit() == "0123456789"

@@ -97,17 +97,25 @@ def device_name(device: torch.device, threads: int | None = None) -> str:
 
 
 def commit() -> str:
-    """Return the commit of the code: the content of ``COMMIT``, else ``git describe`` (``-dirty`` after changes)."""
+    """Return the commit of the code: the content of ``COMMIT``, else that of the git checkout of the package.
+
+    It ends with ``-dirty`` where files of the package differ from it. Other files of the checkout do not count: results
+    that are recorded there do not change the code. A package that is not part of the checkout around it, such as one in
+    the virtual environment of another project, has an unknown commit.
+    """
+    package = COMMIT_FILE.parent
     if COMMIT_FILE.is_file():
         return COMMIT_FILE.read_text(encoding="utf-8").strip()
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        return found.stdout.strip()
+
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=COMMIT_FILE.parent, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("describe", "--always", "--abbrev=10") + ("-dirty" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return found.stdout.strip()
 
 
 def prepare_ahead(prepare: Callable[[Item], R], items: Sequence[Item]) -> Iterator[R]:
