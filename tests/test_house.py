@@ -24,8 +24,8 @@ MEDIAN_FILE_LINES = range(80, 211)
 MAX_FOLDER_MODULES = 17
 MAX_FUNCTION_LINES = 60
 """from the docstring to the end"""
-MAX_FILES_ENTERED = {"train": 36, "index": 32, "search": 26, "request": 21}
-MAX_MODULES_IMPORTED_BY_TRAINING = 90
+MAX_FILES_ENTERED = {"train": 38, "index": 33, "search": 26, "request": 21}
+MAX_MODULES_IMPORTED_BY_TRAINING = 91
 
 NOUNS_IN_ING = {"pairing", "ranking", "grounding", "matching", "training", "indexing", "drawing"}
 """nouns of the field, and the packages that are named by one; other names that end in -ing are gerunds"""

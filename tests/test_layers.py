@@ -25,6 +25,7 @@ BELOW_ALL = (
     "extras",
     "picture_formats",
     "device",
+    "memory",
     "hub",
     "lazy",
     "notebook",

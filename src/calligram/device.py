@@ -1,5 +1,5 @@
-"""Devices by name, the processes of a run, and switches for a GPU: attention without cuDNN, compilation, CUDA graphs,
-fused kernels, networks in half precision.
+"""Devices by name, and switches for a GPU: attention without cuDNN, compilation, CUDA graphs, fused kernels, and
+networks in half precision.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute. So compilation and CUDA graphs are off, and
@@ -8,7 +8,6 @@ training switches them on where they pay (``training/speed_trial.py``).
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib.util
 import logging
@@ -16,19 +15,14 @@ import os
 import platform
 import subprocess
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -36,17 +30,12 @@ from calligram.errors import UserError
 
 log = logging.getLogger(__name__)
 
-Ints = NDArray[np.int64]
-
 COMMIT_FILE = Path(__file__).parent / "COMMIT"
 """holds the commit where the code was copied without its git history"""
 GRAPH_DEVICE_TYPE = "cuda"
 """type of device that can capture graphs"""
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """all attention kernels but cuDNN's"""
-
-LONGEST_WAIT = timedelta(days=1)
-"""time that a process of a group waits for the first one, which may measure dev or mine negatives for hours"""
 ASYNCHRONOUS_BYTES = 1 << 16
 """CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
 
@@ -325,83 +314,3 @@ def kernel_states() -> dict[str, str]:
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
-
-
-# Processes of distributed training; ``training.distributed`` gathers their encodings.
-
-
-def _leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Rank of this process and the number of processes."""
-
-    rank: int = 0
-    count: int = 1
-
-    @classmethod
-    def join(cls, device: torch.device | None = None) -> Processes:
-        """Join the group that ``torchrun`` set in the environment; without it this is the only process.
-
-        Args:
-            device: device of this process; None for the CPU.
-        """
-        count = int(os.environ.get("WORLD_SIZE", "1"))
-        if count > 1 and not dist.is_initialized():
-            # The functions of this module have the process group at import time as a default argument, and so keep it
-            # and its threads alive. Optimizers import the module after the group is created. Imported before that, it
-            # keeps no group.
-            import torch.distributed.nn.functional
-
-            on_gpu = device is not None and device.type == "cuda"
-            if on_gpu:
-                torch.cuda.set_device(device)  # NCCL takes the current GPU
-            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=LONGEST_WAIT)
-            # A thread of the group that frees a tensor while the interpreter ends aborts the process.
-            atexit.register(_leave_group)
-        return cls(int(os.environ.get("RANK", "0")), count)
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and prints."""
-        return self.rank == 0
-
-    def share(self, rows: Ints) -> Ints:
-        """Contiguous share of this process of the rows of a batch."""
-        return np.array_split(rows, self.count)[self.rank]
-
-    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients by their mean over processes."""
-        if self.count == 1:
-            return
-        for parameter in parameters:
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= self.count
-
-    def broadcast_weights(self, modules: Iterable[nn.Module]) -> None:
-        """Copy the weights of the first process to all processes."""
-        if self.count > 1:
-            for module in modules:
-                for tensor in (*module.parameters(), *module.buffers()):
-                    dist.broadcast(tensor.data, 0)
-
-    def broadcast_number(self, value: float) -> float:
-        """Return the number of the first process in all processes."""
-        if self.count == 1:
-            return value
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        box = torch.tensor([value], dtype=torch.float64, device=device)
-        dist.broadcast(box, 0)
-        return float(box)
-
-
-def is_single_process() -> bool:
-    """Whether there is one process only."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1

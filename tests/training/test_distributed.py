@@ -52,10 +52,10 @@ def take_steps(folders: Mapping[str, str], out: Path) -> None:
 
 def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     """Take one training step of a preset and save gradients, loss and the images this process saw."""
-    from calligram.device import Processes
     from calligram.recipes.catalog import PRESETS
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext
+    from calligram.training.distributed import Processes
     from calligram.training.objectives.instance import InstanceObjective
 
     torch.set_num_threads(1)
@@ -90,11 +90,11 @@ def doubled(batch: Batch) -> Batch:
 
 def leave_the_group(out: Path) -> None:
     """Use the process group as training does, leave it, and write the names of the remaining threads."""
-    from calligram import device
+    from calligram.training import distributed
 
-    device.Processes.join().broadcast_number(1.0)
+    distributed.Processes.join().broadcast_number(1.0)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch
-    device._leave_group()
+    distributed._leave_group()
     names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
     out.with_name(f"{out.name}-threads").write_text("\n".join(names))
 

@@ -44,11 +44,12 @@ def train(
     with fast_imports():
         import_pyarrow_for_command()
         from calligram.data.collection import Collection
-        from calligram.device import Processes, device_named
+        from calligram.device import device_named
         from calligram.models.catalog import RUN_FILE
         from calligram.recipes.catalog import find_preset
         from calligram.recipes.parts.config import resolve
         from calligram.recipes.parts.run import RunContext, run_preset
+        from calligram.training.distributed import Processes
         from calligram.training.runs import Run, draw_curves
 
     drawn = Run(out).complete and (out / "curves.png").is_file()

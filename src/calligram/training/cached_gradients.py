@@ -16,12 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from calligram.device import is_single_process
 from calligram.errors import UserError
 from calligram.features.texts.vocabulary import known_lengths
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.training.batches.batch import Batch
-from calligram.training.distributed import gather
+from calligram.training.distributed import gather, is_single_process
 from calligram.training.loop import Stage
 from calligram.training.objectives.objective import Objective
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from calligram.device import (
     GRAPH_DEVICE_TYPE,
-    Processes,
     device_of,
     kernel_states,
     seed_random_numbers,
@@ -29,6 +28,7 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
 from calligram.training.cuda_graphs import delete_graphs
+from calligram.training.distributed import Processes
 from calligram.training.loggers import MetricLogger, StepLog, TensorBoardWriter
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,

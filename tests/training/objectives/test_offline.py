@@ -6,7 +6,6 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists
-from calligram.device import Processes
 from calligram.evaluation.mine import mine_negatives
 from calligram.evaluation.recall import EncodedPairing
 from calligram.features.images.pixels import PixelInput
@@ -18,6 +17,7 @@ from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches import batch as batch_module
 from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.mined_negatives import OfflineSampler
+from calligram.training.distributed import Processes
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
 IMAGES, TEXTS = 30, 80

@@ -9,7 +9,6 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts
-from calligram.device import Processes
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
@@ -18,6 +17,7 @@ from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch, PseudoPairBatches, RepeatedPasses
+from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms, PseudoPairObjective
 from calligram.vectors import unit_length

@@ -21,7 +21,7 @@ import calligram
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.data.sparse import EXTRA_IMAGES_KEY, count_annotations, extended, half, half_steps
-from calligram.device import Processes, commit, device_name, device_named, is_single_process
+from calligram.device import commit, device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, encode_texts, load_pairing, recall_values, recalls_of
 from calligram.features.inputs import ImageInput, Inputs, TextInput
@@ -30,6 +30,7 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
+from calligram.training.distributed import Processes, is_single_process
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.objectives.objective import check_parameter_groups
 from calligram.training.runs import METRICS_FILE, Run

@@ -283,10 +283,8 @@ class OpenedWriter:
             writer.optimize(track)
             writer.store_scales(*models.encoders(device))
         if writer.name == REBUILT:
-            if self.replaced is not None:
-                os.utime(
-                    writer.folder / str(self.replaced.generation)
-                )  # when it was replaced; see remove_library_leftovers
+            if self.replaced is not None:  # its folder has the time of this now; see remove_library_leftovers
+                os.utime(writer.folder / str(self.replaced.generation))
             move_file(writer.folder / REBUILT, writer.folder / MANIFEST)
             writer.name = MANIFEST
             if self.replaced is not None:

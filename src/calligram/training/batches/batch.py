@@ -14,13 +14,14 @@ from torch import Tensor
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.device import GRAPH_DEVICE_TYPE, Processes, pin_if_large, prepare_ahead, seed_random_numbers
+from calligram.device import GRAPH_DEVICE_TYPE, pin_if_large, prepare_ahead, seed_random_numbers
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.features.inputs import ImageRows, Inputs
 from calligram.files import text_hash
 from calligram.progress import Track, silent
 from calligram.training.cuda_graphs import pad_words
+from calligram.training.distributed import Processes
 
 DEVICE_BYTES, DEVICE_SHARE = 8 << 30, 0.25
 """training images and regions are kept in GPU memory up to this size, and up to this share of its free memory"""

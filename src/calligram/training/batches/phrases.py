@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calligram.device import Processes, pin_if_large, prepare_ahead
+from calligram.device import pin_if_large, prepare_ahead
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch, ExtraPairs, copy_to_device, derived_seed, fits_device
 from calligram.training.batches.phrase_pairs import Ints, PhrasePairs, Targets
+from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import Objective
 
 

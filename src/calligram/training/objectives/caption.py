@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calligram.device import GRAPH_DEVICE_TYPE, is_single_process
+from calligram.device import GRAPH_DEVICE_TYPE
 from calligram.models.layers.attending_gru import AttendingGRU
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
-from calligram.training.distributed import own_rows
+from calligram.training.distributed import is_single_process, own_rows
 from calligram.training.objectives.objective import Objective
 
 IGNORED = -100

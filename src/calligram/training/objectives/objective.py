@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from calligram.device import is_single_process, uses_cuda_graphs
+from calligram.device import uses_cuda_graphs
 from calligram.errors import UserError
 from calligram.features.texts.vocabulary import known_lengths
 from calligram.losses.contrastive import symmetric_info_nce
@@ -18,7 +18,7 @@ from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.cuda_graphs import run_with_cuda_graphs
-from calligram.training.distributed import gather
+from calligram.training.distributed import gather, is_single_process
 from calligram.vectors import unit_length
 
 if TYPE_CHECKING:  # importing ensembles would import networks that other matchers do not need
