@@ -89,19 +89,6 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch, rank, name):
         device_named(name)
 
 
-@pytest.mark.parametrize(("device", "backend", "current"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)])
-def test_a_process_joins_the_group_of_its_device(monkeypatch, device, backend, current):
-    """Without a second GPU only the calls can be looked at."""
-    called = {"current": None}
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(switches.dist, "init_process_group", lambda kind, timeout: called.update(kind=kind))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: called.update(current=str(gpu)))
-    monkeypatch.setattr(switches.atexit, "register", lambda function: None)
-    assert switches.Processes.join(torch.device(device)) == switches.Processes(1, 2)
-    assert called == {"kind": backend, "current": current}
-
-
 def test_cudnn_attention_is_disabled_on_a_gpu_and_restored():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with without_cudnn_attention(SimpleNamespace(is_cuda=True)):

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from calligram.data.collection import Collection
+from calligram.training import distributed
 from calligram.training.batches.batch import Batch
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch
 
@@ -55,11 +56,10 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     from calligram.recipes.catalog import PRESETS
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext
-    from calligram.training.distributed import Processes
     from calligram.training.objectives.instance import InstanceObjective
 
     torch.set_num_threads(1)
-    processes = Processes.join()
+    processes = distributed.Processes.join()
     preset = PRESETS[name]
     settings = resolve(preset.defaults, [*SMALL, *changes])
     torch.manual_seed(0)
@@ -90,8 +90,6 @@ def doubled(batch: Batch) -> Batch:
 
 def leave_the_group(out: Path) -> None:
     """Use the process group as training does, leave it, and write the names of the remaining threads."""
-    from calligram.training import distributed
-
     distributed.Processes.join().broadcast_number(1.0)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch
     distributed._leave_group()
@@ -192,6 +190,19 @@ def test_torchrun_trains_to_the_weights_of_a_single_process(calligram, stored_ti
     one, two = (load_file(out / "best.safetensors") for out in outs)
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("device", "backend", "current"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)])
+def test_a_process_joins_the_group_of_its_device(monkeypatch, device, backend, current):
+    """Without a second GPU only the calls can be looked at."""
+    called = {"current": None}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda kind, timeout: called.update(kind=kind))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: called.update(current=str(gpu)))
+    monkeypatch.setattr(distributed.atexit, "register", lambda function: None)
+    assert distributed.Processes.join(torch.device(device)) == distributed.Processes(1, 2)
+    assert called == {"kind": backend, "current": current}
 
 
 if __name__ == "__main__":
