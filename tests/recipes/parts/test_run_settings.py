@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -34,6 +35,29 @@ def test_the_rate_rises_in_the_warm_up_of_every_schedule():
     cosine = Optimisation(schedule="cosine", warmup=0.2).factor(10)
     assert [cosine(0.6), cosine(1.0)] == pytest.approx([0.5, 0], abs=1e-12)
     assert cosine(0.4) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+
+
+@pytest.mark.parametrize(("name", "plain"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam)])
+def test_the_fused_optimizer_takes_the_steps_of_the_plain_one(name, plain):
+    """Also for a convolution whose weights lie channels last: the fused kernel reads memory in order."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    network.to(memory_format=torch.channels_last)
+    networks = {"fused": network, "plain": copy.deepcopy(network)}
+    optimizers = {
+        "fused": Optimisation(optimizer=name, weight_decay=0.1).build([{"params": list(network.parameters())}]),
+        "plain": plain(networks["plain"].parameters(), weight_decay=0.1, fused=False, foreach=False),
+    }
+    assert optimizers["fused"].defaults["fused"]
+    for step in range(5):
+        images = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(step))
+        for way, optimizer in optimizers.items():
+            optimizer.param_groups[0]["lr"] = 0.01
+            optimizer.zero_grad()
+            networks[way](images).square().sum().backward()
+            optimizer.step()
+    for fused, expected in zip(network.parameters(), networks["plain"].parameters(), strict=True):
+        torch.testing.assert_close(fused, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_momentum_belongs_to_sgd():

@@ -23,6 +23,8 @@ FINITE = (-1e300, 1e300)
 """bounds of a number without bounds of its own; comparisons with NaN are false, so NaN is refused too"""
 RARE = "rare"
 """marks a setting that few users change; ``calligram show`` prints it with ``--all`` only"""
+FUSED_DEVICES = {"cpu", "cuda"}
+"""types of devices where one kernel updates all weights of a kind; elsewhere each weight takes several"""
 STAGES = "stages"
 """name of the field that holds stages"""
 Seed = Annotated[int, "seed of all random numbers", (0, 2**62)]
@@ -326,7 +328,7 @@ class Optimisation:
                 groups, lr=0.0, momentum=self.momentum, nesterov=nesterov, weight_decay=self.weight_decay
             )
         kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
-        fused = all(p.device.type == "cuda" for group in groups for p in group["params"])
+        fused = {p.device.type for group in groups for p in group["params"]} <= FUSED_DEVICES
         return kind(groups, lr=0.0, weight_decay=self.weight_decay, fused=fused)
 
     def factor(self, epochs: int) -> Callable[[float], float]:
