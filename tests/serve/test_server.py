@@ -74,7 +74,7 @@ CLIENTS = {
 }
 
 
-def test_a_server_stops_in_seconds_whatever_its_clients_do(library_folder, monkeypatch):
+def test_a_server_stops_in_seconds_whatever_its_clients_do(library_folder, monkeypatch, capfd):
     monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 1)
     monkeypatch.setattr(service, "WORK_SECONDS", 0.3)
     opened = server.LibraryServer.open(library_folder, Address("127.0.0.1", 0), ServerSettings())
@@ -104,6 +104,9 @@ def test_a_server_stops_in_seconds_whatever_its_clients_do(library_folder, monke
         assert not thread.is_alive()
         assert took < 60  # the work takes longer
         assert opened.abandoned
+        logged = capfd.readouterr().err
+        assert "running task(s)" in logged
+        assert "Traceback" not in logged  # for each request that is given up
     finally:
         released.set()
         for connection in connections:

@@ -142,6 +142,7 @@ class LibraryServer:
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._server = QueueingServer(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_not_cancelled)
 
     @classmethod
     def open(
@@ -367,3 +368,8 @@ def _signals_handled(handler: Callable[[int, FrameType | None], None]) -> Iterat
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     return None
+
+
+def _is_not_cancelled(record: logging.LogRecord) -> bool:
+    """Whether a record is no cancelled request: a server that stops says how many there are, without tracebacks."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
