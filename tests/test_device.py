@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 import subprocess
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -181,7 +182,7 @@ def test_errors_of_a_compiled_function_are_raised(traced):
 
 
 def test_the_commit_is_that_of_the_package_and_not_of_other_files_of_its_checkout(tmp_path, monkeypatch):
-    package = tmp_path / "src" / "package"
+    package = tmp_path / "src" / "calligram"
     package.mkdir(parents=True)
     (package / "device.py").write_text("")
     (tmp_path / "results.jsonl").write_text("")
@@ -201,5 +202,14 @@ def test_the_commit_is_that_of_the_package_and_not_of_other_files_of_its_checkou
     assert switches.commit() == clean
     (package / "new.py").write_text("")
     assert switches.commit() == f"{clean}-dirty"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other"))  # as in a hook of another repository
+    assert switches.commit() == f"{clean}-dirty"
+    monkeypatch.delenv("GIT_DIR")
+    shutil.copytree(package, tmp_path / "venv" / "calligram")
+    git("add", "--all")
+    git("commit", "--quiet", "-m", "a project with its virtual environment")
+    with monkeypatch.context() as installed:
+        installed.setattr(switches, "COMMIT_FILE", tmp_path / "venv" / "calligram" / "COMMIT")
+        assert switches.commit() == "unknown"
     (package / "COMMIT").write_text("0123456789\n")
     assert switches.commit() == "0123456789"

@@ -30,6 +30,8 @@ from calligram.errors import UserError
 
 log = logging.getLogger(__name__)
 
+PLACE_IN_CHECKOUT = "src/calligram/device.py"
+"""path of this file in a checkout of the project"""
 COMMIT_FILE = Path(__file__).parent / "COMMIT"
 """holds the commit where the code was copied without its git history"""
 GRAPH_DEVICE_TYPE = "cuda"
@@ -96,12 +98,19 @@ def commit() -> str:
     if COMMIT_FILE.is_file():
         return COMMIT_FILE.read_text(encoding="utf-8").strip()
 
+    # Inside a hook of git these name the repository of the hook.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
     def git(*words: str) -> str:
-        found = subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, timeout=10, check=True)
+        found = subprocess.run(
+            ["git", *words], cwd=package, env=environment, capture_output=True, text=True, timeout=10, check=True
+        )
         return found.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
+        # Another project may have committed the package with its virtual environment.
+        if git("ls-files", "--full-name", "--error-unmatch", Path(__file__).name) != PLACE_IN_CHECKOUT:
+            return "unknown"
         return git("describe", "--always", "--abbrev=10") + ("-dirty" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"

@@ -15,7 +15,8 @@ import os
 log = logging.getLogger(__name__)
 
 ALLOCATOR_VARIABLES = (
-    "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_",
+    "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_", "MALLOC_TRIM_THRESHOLD_",
 )  # fmt: skip
 """environment variables of glibc; whoever sets one has chosen"""
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8

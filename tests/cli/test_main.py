@@ -63,6 +63,8 @@ PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
         ),
         (["train", "vse", "{tiny}", "--out", "/proc/nowhere/x", "--set", "epochs=1"], "/proc/nowhere"),
         (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
+        (["reproduce", "aoq", "{tiny}", "--budget-minutes", "-1"], "Invalid value for '--budget-minutes'"),
+        (["train", "vse", "{tiny}", "--out", "x", "--set", "image.backbone=/nope"], "loaded (there is no such folder)"),
         (["reproduce", "vse", "{tiny}"], "there is no study of paper 'vse'"),
         (["report", "--results", "nowhere"], "nowhere is not a folder of results"),
         (["show", "vsee"], "unknown preset 'vsee'; did you mean 'vse'?"),

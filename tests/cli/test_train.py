@@ -45,6 +45,17 @@ def test_a_run_made_in_python_is_not_resumed_without_its_settings(trained, tiny,
         assert ("command:" in calligram("info", tmp_path / "run").stdout) == (command is not None)
 
 
+def test_a_run_is_resumed_where_its_settings_file_is(trained, tiny, calligram, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    command = f"calligram train vse {tiny.folder} --out run --config own.toml"
+    file.write_text(json.dumps(sealed({**json.loads(file.read_text()), "command": command})))
+    done = calligram("train", "vse", tiny.folder, "--out", tmp_path / "run", "--resume")
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "was started with --config own.toml, which is not here: resume in the folder" in said
+
+
 def without(about, name):
     return {key: value for key, value in about.items() if key != name}
 

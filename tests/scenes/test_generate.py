@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +14,14 @@ import pytest
 from calligram.data.collection import Collection
 from calligram.errors import UserError
 from calligram.files import remove_leftovers
-from calligram.scenes.generate import generate_scenes, split_by_block
+from calligram.scenes.generate import (
+    SceneJob,
+    cast_of_image,
+    generate_images,
+    generate_scenes,
+    sample_collection_cast,
+    split_by_block,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +58,21 @@ def test_what_a_killed_generator_leaves_is_removed_by_the_next(tmp_path):
         time.sleep(0.05)  # the workers need a moment
         remove_leftovers(tmp_path / "c")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_worker_leaves_ctrl_c_to_its_parent():
+    """A terminal sends it to both. A worker that ends while it takes a job would let all others wait forever."""
+    cast = sample_collection_cast("scenes", 0, 200)
+    jobs = [SceneJob("scenes", 0, index, cast_of_image("scenes", index, cast), 32, 1) for index in range(200)]
+    images = generate_images(jobs, workers=2)
+    next(images)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGINT)
+        worker.join(0.5)
+        assert worker.is_alive()
+    assert len(list(images)) == 199
 
 
 def test_an_image_does_not_depend_on_the_number_of_images(made, tmp_path):

@@ -187,6 +187,7 @@ def test_torchrun_trains_to_the_weights_of_a_single_process(calligram, stored_ti
         env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=400, capture_output=True, text=True,
     )  # fmt: skip
     assert together.returncode == 0, together.stderr
+    assert together.stderr.count("too few to select the best epoch") == 1  # not once by each process
     one, two = (load_file(out / "best.safetensors") for out in outs)
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)

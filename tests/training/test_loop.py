@@ -173,9 +173,26 @@ def test_a_run_killed_frees_its_folder_which_others_could_not_train_in(tiny, tmp
         pass
 
 
-def test_resuming_a_finished_run_returns_its_result(tiny, tmp_path):
+def test_resuming_a_finished_run_returns_its_result(tiny, tmp_path, caplog):
     first = run(tiny, tmp_path / "run", "epochs=2")
+    caplog.set_level("INFO")
     assert run(tiny, tmp_path / "run", "epochs=2", resume=True) == first
+    assert "is complete" in caplog.text
+    assert "resuming at" not in caplog.text
+
+
+def test_short_epochs_have_losses_too(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "epochs=2")
+    rows = Run(tmp_path / "run").metrics()
+    assert {row["epoch"] for row in rows if "loss" in row} == {0, 1}
+
+
+def test_resuming_with_another_number_of_processes_warns(tiny, tmp_path, caplog):
+    """Each process has random numbers of its own, so the steps are others."""
+    run(tiny, tmp_path / "run", "epochs=1")
+    Run(tmp_path / "run").add_entries(processes=2)
+    run(tiny, tmp_path / "run", "epochs=1", resume=True)
+    assert "was started with processes=2 and goes on with 1" in caplog.text
 
 
 def test_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tiny, tmp_path):

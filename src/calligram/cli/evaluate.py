@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,7 @@ import typer
 
 from calligram.cli.main import fast_imports, import_pyarrow_for_command
 from calligram.cli.screen import (
+    INTERRUPTED_STATUS,
     RowTable,
     console,
     errors,
@@ -262,7 +264,9 @@ def _phrases(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: Input
 def reproduce(
     paper: Annotated[str, typer.Argument(help='A paper, or several separated by commas; "calligram list" shows them.')],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
-    budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this many minutes.")] = None,
+    budget_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Start no new row after this many minutes.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2 and so on.")] = 3,
     first_seed: Annotated[
         int, typer.Option(min=0, help="Leave out runs with smaller seeds, to divide seeds among machines.")
@@ -323,10 +327,14 @@ def reproduce(
             )
     except KeyboardInterrupt:
         console.print("stopped; the same command continues from here")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED_STATUS) from None
+    width = max((len(verdict.verdict) for verdict in verdicts), default=0)
     for verdict in verdicts:
-        console.print(styled(f"{verdict.verdict:8}", "bold"), verdict.claim)
-    console.print(f'verdicts are in {results / "claims.jsonl"}; "calligram report" writes the document')
+        console.print(styled(f"{verdict.verdict:{width}}", "bold"), verdict.claim)
+    elsewhere = "" if results == Path("results") else f" --results {shlex.quote(str(results))}"
+    console.print(
+        f'verdicts are in {results / "claims.jsonl"}; "calligram report{elsewhere}" writes the pages', soft_wrap=True
+    )
     for row in table.failed:
         # The error was printed when the row ended.
         errors.print(f"failed: {row.job.title}; log: {row.job.log_file}", soft_wrap=True)

@@ -174,7 +174,8 @@ def main() -> None:
     """Run the command line. Errors that a user can correct are printed in one line, without a traceback."""
     ended = _watch_child() if memory_limit() is not None else None
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
-    logging.getLogger("calligram").setLevel(logging.INFO)
+    # Of the processes of torchrun, the first one says what concerns all.
+    logging.getLogger("calligram").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding does not have is no error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.text import Text
 
-from calligram.cli.screen import console, print_report, progress_bar, show_spinner, styled
+from calligram.cli.screen import INTERRUPTED_STATUS, console, print_report, progress_bar, show_spinner, styled
 from calligram.errors import UserError
 from calligram.extras import install_command, missing_modules, require
 
@@ -243,6 +243,17 @@ def demo(
     port: Annotated[int, typer.Option(help="Port of the page. If it is taken, another one is used.")] = 8000,
 ) -> None:
     """Generate scenes, train a matcher, compare it with an oracle, index new scenes, and serve the search page."""
+    try:
+        made = make_demo(out, images, seed, set_ or [], photographs)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues")
+        raise typer.Exit(INTERRUPTED_STATUS) from None
+    if made and serve:
+        serve_locally(made, port)
+
+
+def make_demo(out: Path, images: int, seed: int, changes: Sequence[str], photographs: Path | None) -> Path | None:
+    """Make the demo up to its library, and return the folder of it; None without the packages that a library needs."""
     from calligram.device import device_named
     from calligram.evaluation.figures import draw_sheet
     from calligram.evaluation.retrieval import evaluate_retrieval
@@ -258,7 +269,7 @@ def demo(
     collection = made.collection
     steps.done(f"{sum(collection.splits().values()):,} {made.shown} with captions: {collection.folder}")
     preset = find_preset("vse")
-    settings = resolve(preset.defaults, [*made.settings, f"seed={seed}", *(set_ or [])])
+    settings = resolve(preset.defaults, [*made.settings, f"seed={seed}", *changes])
     run_folder = out / "run"
     context = RunContext(device_named(), track=progress_bar)
     with _without_hints("calligram.training.runs"):  # of TensorBoard, for which nobody waits here
@@ -274,13 +285,12 @@ def demo(
     steps.done(f"captions with their first five images: {out / 'found.png'}")
     if missing := missing_modules("lancedb", "fastapi", "uvicorn"):
         console.print(f"the search page needs {', '.join(missing)}; install it with: {install_command('serve')}")
-        return
+        return None
     index_library(out, made.library)
     steps.done(f"{LIBRARY_IMAGES:,} new {made.shown} are indexed: {out / 'library'}")
     console.print(f"{time.perf_counter() - steps.began:.0f} seconds")
     print_next_steps(out, made.query)
-    if serve:
-        serve_locally(out / "library", port)
+    return out / "library"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_pyarrow_for_command
-from calligram.cli.screen import console, progress_bar, show_spinner
+from calligram.cli.screen import INTERRUPTED_STATUS, console, progress_bar, show_spinner
 from calligram.errors import UserError, command
 from calligram.files import replace_text
 
@@ -62,6 +62,11 @@ def train(
                 "run of Python there with resume=True"
             )
         set_, config = given_settings(started_by)
+        if config is not None and not config.is_file():
+            raise UserError(
+                f"{out} was started with --config {config}, which is not here: resume in the folder in which it was "
+                "started, or give --config"
+            )
     settings = resolve(chosen.defaults, set_ or [], config)
     chosen_device = device_named(device)
     processes = Processes.join(chosen_device)
@@ -71,7 +76,7 @@ def train(
     except KeyboardInterrupt:
         if processes.first and (out / "state").is_dir():
             console.print(f"stopped; the same command with --resume continues {out}", soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED_STATUS) from None
     if processes.first:
         if not drawn:
             draw_curves(out)

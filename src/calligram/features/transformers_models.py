@@ -91,12 +91,12 @@ def without_overflow(model: Any, name: str) -> Any:
     return model
 
 
-def loading_error(what: str, name: str, error: Exception) -> UserError:
-    """Return an error that names the model, the reason (its first line) and the accepted formats."""
+def loading_error(what: str, name: str, error: Exception, kind: str = "") -> UserError:
+    """Return an error that names the model, the reason (its first line) and the accepted formats and kind of model."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         reason = "there is no such folder"
-    hint = "give a folder or a hub name in transformers format"
+    hint = f"give a folder or a hub name {kind and f'of {kind} '}in transformers format"
     if "couldn't connect" in reason:
         hint = "run the command again with a network connection, or give the folder of a model"
     return UserError(f"{what} '{name}' could not be loaded ({reason}); {hint}")

@@ -5,13 +5,15 @@ Images are generated in blocks. A block has its own cast and is in one split, so
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import os
 import random
+import signal
 import tarfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,9 +108,12 @@ def generate_scenes(
         raise UserError(f"workers must be at least 1, got {workers}")
     cast = sample_collection_cast(kind, seed, images)
     jobs = [SceneJob(kind, seed, i, cast_of_image(kind, i, cast), size, captions) for i in range(images)]
-    with scratch_folder(folder) as scratch:  # next to the destination, so that the tars can be hard-linked
-        generated = track(generate_images(jobs, workers), "drawing scenes", images)
-        draft = build_draft(generated, scratch, jobs, split_by_block(kind, images, splits))
+    with (
+        scratch_folder(folder) as scratch,  # next to the destination, so that the tars can be hard-linked
+        contextlib.closing(generate_images(jobs, workers)) as generated,  # drops waiting jobs after an error
+    ):
+        drawn = track(generated, "drawing scenes", images)
+        draft = build_draft(drawn, scratch, jobs, split_by_block(kind, images, splits))
         draft.about["captions"] = captions
         return write_draft(draft, folder, overwrite=overwrite, track=track, report=report)
 
@@ -131,17 +136,22 @@ def _check_arguments(
         raise UserError(f"{folder} already holds a collection; choose another destination or give --overwrite")
 
 
-def generate_images(jobs: Sequence[SceneJob], workers: int) -> Iterator[GeneratedImage]:
+def generate_images(jobs: Sequence[SceneJob], workers: int) -> Generator[GeneratedImage, None, None]:
     """Generate images in order, in this process or in several worker processes."""
     if workers <= 1:
         yield from map(generate_image, jobs)
         return
-    with ProcessPoolExecutor(workers, initializer=_exit_with_parent) as pool:
+    with ProcessPoolExecutor(workers, initializer=_follow_parent) as pool:
         yield from pool.map(generate_image, jobs, chunksize=_JOBS_PER_CHUNK)
 
 
-def _exit_with_parent() -> None:
-    """End this worker when its parent is killed: it would wait forever, and hold the lock of the scratch folder."""
+def _follow_parent() -> None:
+    """End this worker with its parent only.
+
+    A worker whose parent is killed would wait forever, and hold the lock of the scratch folder. A terminal sends Ctrl-C
+    to workers too; if one ended while it held the lock of the jobs, the others and the parent would wait forever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -92,6 +92,7 @@ class Loop:
     save_steps: int = 0
     """also save the state every so many steps; it is always saved after an epoch"""
     log_steps: int = 10
+    """steps from one line of losses in metrics.jsonl to the next; at most the steps of the shortest epoch"""
     speed: Speed = "auto"
     """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
     rounding; take the matrix products of float32 steps in TF32; measure dev with pretrained networks in bfloat16.
@@ -155,7 +156,8 @@ class _Trainer:
         self.best: dict[str, float] = {}
         self.spent, self.start_time = 0.0, time.perf_counter()
         writers = (TensorBoardWriter(run.folder), *loggers) if processes.first else ()
-        self.step_log = StepLog(run, writers, loop.log_steps, self.device, writes=processes.first)
+        log_steps = min([loop.log_steps, *(max(1, len(stage.batches)) for stage in stages)])
+        self.step_log = StepLog(run, writers, log_steps, self.device, writes=processes.first)
         self.saver = BackgroundSaver(run)
         self.trial: SpeedTrial | None = None
 
@@ -197,7 +199,10 @@ class _Trainer:
         return self.spent + time.perf_counter() - self.start_time
 
     def _restore(self, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, Any]) -> None:
-        log.info("resuming at step %d", position["step"])
+        if self.run.complete:
+            log.info("%s is complete", self.run.folder)
+        else:
+            log.info("resuming at step %d", position["step"])
         self.matcher.load_state_dict(dict(tensors["matcher"]))
         if self.average:
             self.average.restore(tensors["average"], int(position["average_steps"]))

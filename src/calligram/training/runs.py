@@ -127,6 +127,9 @@ class Run:
                     f"{folder} was started with other {key}: {changed_settings(before.get(key), about.get(key))}; "
                     "resume with the same, or choose another --out"
                 )
+        was, now = (entries.get("processes", 1) for entries in (before, about))
+        if was != now:
+            log.warning("%s was started with processes=%s and goes on with %s: its steps differ now", folder, was, now)
         latest_state(folder)  # before old states are removed
 
     @staticmethod

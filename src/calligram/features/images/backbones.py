@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import worker_threads
 from calligram.device import compile_enabled, device_of, network_precision
-from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.images.resize import decode_batches
 from calligram.features.images.stored_input import feature_parts, feature_vectors
@@ -35,6 +34,7 @@ from calligram.features.transformers_models import (
     architecture_config,
     describe_architecture,
     explained_size,
+    loading_error,
     quiet_transformers,
     run_with_compiled_layers,
     shapes_of_output,
@@ -86,10 +86,7 @@ class Backbone(nn.Module):
             with quiet_transformers():
                 model = _vision_model_class(config).from_pretrained(name, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"backbone '{name}' could not be loaded ({str(error).splitlines()[0]}); "
-                "give a folder or a hub name of a vision model in transformers format"
-            ) from error
+            raise loading_error("backbone", name, error, "a vision model") from error
         return cls(without_overflow(model, name))
 
     @classmethod

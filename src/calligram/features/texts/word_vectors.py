@@ -149,7 +149,7 @@ class _AnyWord(frozenset[str]):
 def _kind(file: Path) -> str:
     kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
     if kind not in FILE_ENDINGS:
-        raise UserError(f"word vectors come in files that end in .txt, .vec or .bin, also with .gz; got {file.name}")
+        raise UserError(f"word vectors come in files that end in .txt, .vec or .bin, also with .gz; got {file}")
     return kind
 
 

@@ -223,6 +223,7 @@ def _about(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": device_name(context.device),
+        "processes": context.processes.count,
     }
 
 
