@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 
 import pytest
+from rich.text import Text
 
-from calligram.cli.screen import progress_bar, show_spinner
+from calligram.cli.screen import PlainConsole, progress_bar, show_spinner
 
 SCRIPT = """
 import logging, sys, time
@@ -68,3 +70,12 @@ def test_a_progress_bar_yields_every_item_with_and_without_a_spinner():
         assert next(left) == 0
     left.close()
     assert list(progress_bar([], "nothing")) == []
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_lines_are_whole_in_a_file_and_wrapped_at_words_on_a_terminal(terminal):
+    console = PlainConsole(file=io.StringIO(), width=40, force_terminal=terminal)
+    line = "the matcher is in /a/folder/with a name/that is longer than a line"
+    console.print(line)
+    console.print(Text(line))
+    assert console.file.getvalue().count("\n") == (4 if terminal else 2)

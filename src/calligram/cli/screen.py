@@ -63,6 +63,11 @@ class PlainConsole(Console):
         """Turn a string, also of a table, into text."""
         return super().render_str(visible(text), **options)
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Print. In a file or a pipe, a line of text stays whole, so that paths in it can be found and copied."""
+        whole = not self.is_terminal and all(isinstance(each, str | Text) for each in objects)
+        super().print(*objects, soft_wrap=whole if soft_wrap is None else soft_wrap, **options)
+
 
 console = PlainConsole()
 errors = PlainConsole(stderr=True)
