@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import sys
 import tomllib
@@ -12,14 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import calligram
-from calligram import extras
 from calligram.errors import UserError
 from calligram.extras import install_command, missing_modules, opencv, require
 from calligram.search.vectors.lance import lancedb
-
-
-def test_examples_of_the_documentation():
-    assert not doctest.testmod(extras).failed
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import doctest
 import io
 import re
 from html.parser import HTMLParser
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calligram import notebook
 from calligram.data.matches import Matches
 from calligram.evaluation.retrieval import RetrievalReport, measure_retrieval
 from calligram.search.query.searcher import Hit, Results
@@ -39,10 +37,6 @@ class Tags(HTMLParser):
 def pictures(html: str) -> list[Image.Image]:
     found = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
     return [Image.open(io.BytesIO(base64.b64decode(data))) for data in found]
-
-
-def test_examples_of_the_documentation():
-    assert not doctest.testmod(notebook).failed
 
 
 def test_hits_are_shown_as_pictures(tmp_path):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from calligram import text
 from calligram.text import (
     HYPHENATED_WORD,
     HYPHENATED_WORD_OR_MARK,
@@ -21,10 +18,6 @@ from calligram.text import (
 )
 
 SENTENCE = "The dog’s T-shirt, IMG_12: 犬 cafe\u0301!"
-
-
-def test_examples_of_the_documentation():
-    assert not doctest.testmod(text).failed
 
 
 @pytest.mark.parametrize(

@@ -69,17 +69,28 @@ def wrong_folder(folder: str | os.PathLike[str], wanted: str) -> UserError:
     return UserError(f"{name} is not a {wanted} (it has no {FOLDER_FILES[wanted]}){but}; make one with {todo}")
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, name: str, known: Iterable[str], *, grouped: bool = False) -> UserError:
     """Return the error for an unknown name: it suggests the most similar known name and lists all of them.
+
+    Args:
+        grouped: the part of a name before a dot is a group; other groups are listed by their names only.
 
     >>> print(unknown("preset", "vsa", ["vse", "scan"]))
     unknown preset 'vsa'; did you mean 'vse'? known: scan, vse
     >>> print(unknown("row", "CNN", ["GRU, stage I", "GRU"]))
     unknown row 'CNN'; known: GRU, 'GRU, stage I'
+    >>> print(unknown("setting", "text.wrds", ["lr", "text.words", "image.size", "image.crop"], grouped=True))
+    unknown setting 'text.wrds'; did you mean 'text.words'? known: text.words
+    >>> print(unknown("setting", "epochs", ["lr", "text.words", "image.size", "image.crop"], grouped=True))
+    unknown setting 'epochs'; known: image.*, lr, text.*
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ";"
+    if grouped:
+        group, dot, _ = name.partition(".")
+        own = [each for each in names if dot and each.startswith(f"{group}.")]
+        names = own or sorted({f"{each.partition('.')[0]}.*" if "." in each else each for each in names})
     listed = ", ".join(f"'{name}'" if ", " in name else name for name in names)
     return UserError(f"unknown {kind} '{name}'{hint} known: {listed}")
 

@@ -89,7 +89,7 @@ def _rounded(values: Floats) -> list[Any]:
 def position_name(box: Floats) -> str:
     """Return the position of a box in words; the web page uses the same words.
 
-    >>> place_of(np.array([0.7, 0.0, 1.0, 0.3], dtype=np.float32))
+    >>> position_name(np.array([0.7, 0.0, 1.0, 0.3], dtype=np.float32))
     'upper right'
     """
     x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2

@@ -146,7 +146,7 @@ class Completions:
     def complete(self, typed: str, k: int) -> list[str]:
         """At most ``k`` texts that begin with what is typed: its last word completed, then whole captions.
 
-        >>> Completions(("dog", "door", "beach"), ("A door in a wall",)).complete("a do", 3)
+        >>> Completions(("dog", "door", "beach"), ("A door in a wall",)).complete("a do", 4)
         ['a dog', 'a door', 'A door in a wall']
         """
         found = re.fullmatch(r"(.*?)(\w*)", composed(typed).lstrip(), re.DOTALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from datetime import date, timedelta
 
 import pytest
@@ -10,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calligram.errors import UserError
-from calligram.search.filters import dates
 from calligram.search.filters.dates import MONTHS, SEASONS, parse_period
 
 TODAY = date(2026, 1, 15)  # a Thursday in winter
-
-
-def test_examples_of_the_documentation():
-    assert not doctest.testmod(dates).failed
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def _unknown_key(key: str, known: Mapping[str, Setting], settings: object) -> Us
             f"setting {key} is for {item.name}={first}, and this run has {item.name}={present}; add {first} to "
             f"{item.name}=, or leave the setting out"
         )
-    return unknown("setting", key, known)
+    return unknown("setting", key, known, grouped=True)
 
 
 def as_plain(settings: object) -> dict[str, Any]:
