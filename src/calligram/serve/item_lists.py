@@ -146,12 +146,14 @@ class Completions:
     def complete(self, typed: str, k: int) -> list[str]:
         """At most ``k`` texts that begin with what is typed: its last word completed, then whole captions.
 
-        >>> Completions(("dog", "door", "beach"), ("A door in a wall",)).complete("a do", 4)
+        >>> Completions(("dog", "door", "beach"), ("A door in a wall",)).complete("a do", 3)
         ['a dog', 'a door', 'A door in a wall']
         """
         found = re.fullmatch(r"(.*?)(\w*)", composed(typed).lstrip(), re.DOTALL)
         before, last = found.groups() if found else ("", "")
         begun, text = last.casefold(), f"{before}{last}".casefold()
         words = (f"{before}{word}" for word in self.words if begun and word.startswith(begun) and word != begun)
-        captions = (caption for caption in self.captions if text and caption.casefold().startswith(text))
-        return list(dict.fromkeys((*islice(words, max(1, k - 2)), *islice(captions, k))))[:k]
+        matching = (caption for caption in self.captions if text and caption.casefold().startswith(text))
+        captions = list(islice(matching, k))
+        places = max(1, k - min(2, len(captions)))  # of words; up to two are left for captions
+        return list(dict.fromkeys((*islice(words, places), *captions)))[:k]
