@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from calligram import device as switches
 from calligram.device import (
+    IndependentDropout,
     compile_if_enabled,
     device_named,
     kernel_states,
@@ -21,6 +23,7 @@ from calligram.device import (
     seed_random_numbers,
     use_compile,
     use_half_networks,
+    use_independent_dropout,
     use_kernels,
     without_cudnn_attention,
 )
@@ -179,6 +182,43 @@ def test_errors_of_a_compiled_function_are_raised(traced):
 
     with use_compile(), pytest.raises(ValueError, match="of its own"):
         compile_if_enabled(1)(wrong)(torch.ones(2))
+
+
+def test_dropout_of_all_modules_becomes_independent_and_stays_the_same_otherwise():
+    shape = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    bert = transformers.BertModel(transformers.BertConfig(**shape, intermediate_size=16))
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.ModuleList([bert]))
+    before, names = [part.p for part in dropouts(network)], list(network.state_dict())
+    use_independent_dropout(network)
+    assert all(type(part) is IndependentDropout for part in dropouts(network))
+    assert len(before) > 2
+    assert [part.p for part in dropouts(network)] == before
+    assert list(network.state_dict()) == names
+    given = torch.randn(50, 4, dtype=torch.bfloat16)
+    masks = []
+    for dropout in (network[1], torch.nn.Dropout(0.5)):
+        torch.manual_seed(0)
+        masks.append(dropout(given.float()))
+    torch.testing.assert_close(*masks, rtol=0, atol=0)
+    torch.manual_seed(0)
+    torch.testing.assert_close(network[1](given), masks[0].bfloat16(), rtol=0, atol=0)
+    assert network.eval()[1](given) is given
+
+
+def dropouts(network):
+    return [part for part in network.modules() if isinstance(part, torch.nn.Dropout)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="masks of PyTorch depend on each other on a GPU only")
+def test_masks_of_one_dropout_after_the_other_are_independent_in_half_precision():
+    """The second half of eight entries of a mask would be the first half in the next mask."""
+    ones = torch.ones(128, 2048, dtype=torch.bfloat16, device="cuda")
+    agreement = {}
+    for kind in (torch.nn.Dropout, IndependentDropout):
+        first, second = (kind(0.5)(ones).view(-1, 8) != 0 for _ in range(2))
+        agreement[kind] = float((first[:, 4:] == second[:, :4]).float().mean())
+    print(agreement)
+    assert agreement[IndependentDropout] == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_commit_is_that_of_the_package_and_not_of_other_files_of_its_checkout(tmp_path, monkeypatch):

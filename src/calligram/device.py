@@ -1,5 +1,5 @@
-"""Devices by name, and switches for a GPU: attention without cuDNN, compilation, CUDA graphs, fused kernels, and
-networks in half precision.
+"""Devices by name, and switches for a GPU: attention without cuDNN, dropout with independent masks, compilation, CUDA
+graphs, fused kernels, and networks in half precision.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute. So compilation and CUDA graphs are off, and
@@ -166,6 +166,27 @@ def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
     itself takes a millisecond.
     """
     return sdpa_kernel(ATTENTION_BACKENDS) if tensor.is_cuda else nullcontext()
+
+
+class IndependentDropout(nn.Dropout):
+    """Dropout whose masks do not depend on those of the dropout before, also in half precision on a GPU.
+
+    For entries of 16 bits, a thread of the CUDA kernel of PyTorch draws eight random numbers, but the generator goes on
+    by four. So half of a mask is repeated in the mask of the next dropout (``aten/src/ATen/native/cuda/Dropout.cu``,
+    ``counter_offset``). If one is for images and the next for their texts, a network can find pairs by their masks.
+    In float32 a thread draws four numbers.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Drop entries, with the random numbers of float32."""
+        return super().forward(input.float()).to(input.dtype) if self.training else input
+
+
+def use_independent_dropout(module: nn.Module) -> None:
+    """Replace each dropout of a module, also of networks of ``transformers``, by ``IndependentDropout``."""
+    for part in module.modules():
+        if type(part) is nn.Dropout:
+            part.__class__ = IndependentDropout
 
 
 class _Switch:

@@ -181,6 +181,16 @@ def test_resuming_a_finished_run_returns_its_result(tiny, tmp_path, caplog):
     assert "resuming at" not in caplog.text
 
 
+def test_dropout_is_independent_where_a_gpu_trains(tiny, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("calligram.training.loop.use_independent_dropout", kept.append)
+    run(tiny, tmp_path / "cpu", "epochs=1", "speed=plain")
+    assert not kept
+    monkeypatch.setattr("calligram.training.loop.GRAPH_DEVICE_TYPE", "cpu")
+    run(tiny, tmp_path / "gpu", "epochs=1", "speed=plain")
+    assert any(isinstance(part, torch.nn.Dropout) for module in kept for part in module.modules())
+
+
 def test_short_epochs_have_losses_too(tiny, tmp_path):
     run(tiny, tmp_path / "run", "epochs=2")
     rows = Run(tmp_path / "run").metrics()

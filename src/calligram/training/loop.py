@@ -19,6 +19,7 @@ from calligram.device import (
     kernel_states,
     seed_random_numbers,
     use_half_networks,
+    use_independent_dropout,
     use_kernels,
 )
 from calligram.errors import NotFiniteError, UserError
@@ -150,6 +151,8 @@ class _Trainer:
         self.loop, self.processes, self.track = loop, processes, track
         self.device = device_of(matcher)
         self.objectives = nn.ModuleList(stage.objective for stage in stages)
+        if self.device.type == GRAPH_DEVICE_TYPE:
+            use_independent_dropout(nn.ModuleList([matcher, self.objectives]))
         self.average = WeightAverage(matcher, loop.ema_decay) if loop.ema_decay else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
         self.step = 0
