@@ -149,6 +149,6 @@ def test_ctrl_c_answers_at_once_and_the_next_run_continues(here, calligram, tmp_
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)  # a batch takes ten minutes
     assert process.returncode == 130
-    assert b"stopped; what was committed stays in the library, and the same command continues" in said
+    assert b"stopped; the library keeps what was committed (every 20 seconds), and the same command continues" in said
     assert "new" in calligram(*map(str, words))
     assert len(Library.open(tmp_path / "library")) == 20

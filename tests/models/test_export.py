@@ -92,10 +92,10 @@ def assert_same(matcher: Matcher, inputs: Inputs, folder) -> None:
     """Check that the exported files give the vectors of the matcher for images and texts."""
     rng = np.random.default_rng(0)
     pictures = [Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)) for _ in range(3)]
-    texts = Inputs.read(folder / "inputs").texts
-    words, mask = (texts.pieces if isinstance(texts, EncoderInput) else texts).texts(TEXTS)
+    read = Inputs.read(folder / "inputs")
+    words, mask = read.texts.token_input.texts(TEXTS)
     run = {side: onnxruntime.InferenceSession(folder / f"{side}.onnx").run for side in ("image", "text")}
-    one = torch.from_numpy(run["image"](None, {"pixels": PixelInput(16).images(pictures).numpy()})[0])
+    one = torch.from_numpy(run["image"](None, {"pixels": read.images.pixel_input.images(pictures).numpy()})[0])
     two = torch.from_numpy(run["text"](None, {"words": words.numpy(), "mask": mask.numpy()})[0])
     matcher.eval()
     with torch.no_grad():

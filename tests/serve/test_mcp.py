@@ -88,6 +88,16 @@ def test_places_are_for_those_who_allow_them(searcher, monkeypatch):
     assert LibraryTools(searcher, show_places=True).picture(item.id)[0]["metadata"]["latitude"] == 52.5
 
 
+def test_absolute_paths_are_those_of_hits_only(searcher):
+    tools = LibraryTools(searcher, show_places=True)
+    about = tools.describe_library()
+    assert "source" not in about["columns"]
+    assert "source" not in about["frequent_values"]
+    assert "source" not in tools.picture(searcher.library.sample(1)[0])[0]["metadata"]
+    with pytest.raises(UserError, match="absolute paths are switched off; use folder"):
+        tools.search("a dog", where="source ~ 'home'")
+
+
 def test_what_a_tool_refuses(searcher):
     tools = LibraryTools(searcher)
     with pytest.raises(UserError, match="at most 1,000"):

@@ -97,7 +97,7 @@ def index(
         _list_problems(problems, engine)
         return
     run, source, out = _choices(run, source, out, offline)
-    stopped = "stopped; what was committed stays in the library, and the same command continues"
+    stopped = "stopped; the library keeps what was committed (every 20 seconds), and the same command continues"
     with stop_at_once(stopped), show_spinner("loading") as spinner:
         with fast_imports():
             import_lancedb_for_command()

@@ -235,7 +235,7 @@ def export(
         Path | None, typer.Option(help="Of a run: folder for image.onnx, text.onnx, inputs/ and README.json.")
     ] = None,
     int8: Annotated[
-        bool, typer.Option("--int8", help="With --onnx: weights of eight bits, for files of a quarter of the size.")
+        bool, typer.Option("--int8", help="With --onnx: convolutions and matrix products with weights of eight bits.")
     ] = False,
     webdataset: Annotated[
         Path | None, typer.Option(help="Of a collection: new folder for WebDataset tars, SPLIT-000000.tar.")

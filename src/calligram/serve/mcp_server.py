@@ -25,6 +25,7 @@ from calligram.serve.settings import (
     MAX_CONDITION_CHARACTERS,
     MAX_EXPLAINED_WORDS,
     MAX_QUERY_CHARACTERS,
+    PATH_COLUMNS,
     PLACE_COLUMNS,
 )
 from calligram.text import whitespace_word_spans
@@ -125,10 +126,12 @@ class LibraryTools:
             return self._searcher
 
     def _shows(self, column: str) -> bool:
-        return self._show_places or column not in PLACE_COLUMNS
+        return column not in PATH_COLUMNS and (self._show_places or column not in PLACE_COLUMNS)
 
     def _condition(self, where: str) -> str | None:
         _check_length("condition", where, MAX_CONDITION_CHARACTERS)
+        if named_columns(where) & set(PATH_COLUMNS):
+            raise UserError("conditions on absolute paths are switched off; use folder")
         if not self._show_places and named_columns(where) & set(PLACE_COLUMNS):
             raise UserError("conditions on places are switched off; the owner of the library can give --show-places")
         return where.strip() or None

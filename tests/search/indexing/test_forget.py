@@ -59,6 +59,19 @@ def test_forgotten_items_cannot_be_read_in_any_version(models, tiny_draft, tmp_p
             assert [v["version"] for v in table.list_versions()] == [table.version], name
 
 
+def test_items_of_a_collection_are_forgotten_by_the_paths_of_their_pictures(models, tiny_draft, tmp_path, by_path):
+    (tmp_path / "pictures").mkdir()
+    write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
+    index_source(models, tmp_path / "collection", tmp_path / "library")
+    library, said = Library.open(tmp_path / "library"), []
+    ids = by_path(library)
+    path = library.item(ids["train-0"]).path
+    assert forget_items(tmp_path / "library", [str(path)], report=said.append, dry_run=True) == 1
+    assert said == [str(path)]
+    assert path.is_file()
+    assert forget_items(tmp_path / "library", [str(path.parent)]) == len(ids)
+
+
 def test_gone_items_and_folders_can_be_forgotten(models, photos, indexed):
     (photos / "photo_0.jpg").unlink()
     index_source(models, photos, indexed)

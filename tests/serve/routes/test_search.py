@@ -208,3 +208,11 @@ def test_a_bad_request_gets_a_reason(served, path, status, reason):
     assert answer.headers["content-type"] == "application/json"
     assert reason in answer.json()["error"]
     assert "Traceback" not in answer.text
+
+
+def test_pictures_in_shards_have_the_names_of_their_collection(served):
+    hits = served.hits(q="a dog", all=True)
+    assert {hit["path"] for hit in hits} == {None}
+    names = [served.client.get("/api/item", params={"id": hit["id"]}).json()["name"] for hit in hits]
+    assert [hit["name"] for hit in hits] == names
+    assert names[0].startswith("scene-")

@@ -22,6 +22,8 @@ READ_COLUMNS = (
     "id",
     "source",
     "key",
+    "file",
+    "offset",
     "bytes",
     "mtime",
     "hash",
@@ -70,7 +72,7 @@ def forget_items(
         rows = _chosen(writer, manifest, names, where, gone)
         roots = {source.number: source.root for source in manifest.sources}
         for row in rows:
-            report(os.path.join(roots[row["source"]], row["key"]))
+            report(_path_or_name(row, roots[row["source"]]))
         if rows and not dry_run:
             _delete(writer, rows)
             writer.commit()
@@ -113,12 +115,20 @@ def _named(row: Mapping[str, Any], root: str, names: Sequence[str], paths: Mappi
     if not names:
         return set()
     own = {row["id"], row["key"]} & set(names)
-    place = os.path.join(root, row["key"])
-    while place != os.path.dirname(place):
-        if place in paths:
-            own.add(paths[place])
-        place = os.path.dirname(place)
+    for place in {os.path.join(root, row["key"]), _path_or_name(row, root)}:
+        while place != os.path.dirname(place):
+            if place in paths:
+                own.add(paths[place])
+            place = os.path.dirname(place)
     return own
+
+
+def _path_or_name(row: Mapping[str, Any], root: str) -> str:
+    """The path of an item as search prints it; with the time of a frame of a video; the name of an item in a shard."""
+    if row["file"] is None or row["offset"] >= 0:
+        return str(row["name"])
+    in_folder = row["key"].startswith(row["file"])  # in a collection the key is the id of the image
+    return os.path.join(root, row["key"] if in_folder else row["file"])
 
 
 def _delete(writer: LibraryWriter, rows: Sequence[Mapping[str, Any]]) -> None:

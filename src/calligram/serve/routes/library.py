@@ -156,11 +156,12 @@ async def cluster(
     def read(library: Library) -> list[HitAnswer]:
         hits = found.members(library, number, k)
         paths = library.paths([hit.id for hit in hits])
+        names = library.names([id for id, path in paths.items() if path is None])
         known = [hit for hit in hits if hit.id in paths]
         return [
             HitAnswer(
                 id=hit.id, score=hit.score, rank=rank, path=_text(paths[hit.id]) if shown else None,
-                name=PurePath(paths[hit.id] or hit.id).name, text=None,
+                name=PurePath(paths[hit.id] or names[hit.id]).name, text=None,
             )
             for rank, hit in enumerate(known, 1)
         ]  # fmt: skip

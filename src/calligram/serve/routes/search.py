@@ -50,9 +50,9 @@ async def search(service: CurrentService, http: Request, request: Annotated[Sear
     budget_ms, within = service.settings.budget_ms, await _album(service, request)
     # Results that depend on the load of the machine, or on an album, which may change at any time, are not remembered.
     if request.album or isinstance(rerank_depth(request, budget_ms), TimeBudget):
-        return respond(service, await answer(), http)
+        return await respond(service, await answer(), http)
     key = f"{date.today()} {request.model_dump_json()}"  # a condition may say "yesterday"
-    return respond(service, await service.remembered(key, answer), http)
+    return await respond(service, await service.remembered(key, answer), http)
 
 
 @router.post("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 408, 413, 415, 422, 503))
@@ -69,7 +69,7 @@ async def search_by_image(
         picture = read_upload(content, service.settings)
         return run_search(searcher, request, picture, service.settings.budget_ms, within)
 
-    return respond(service, await service.search(work), http)
+    return await respond(service, await service.search(work), http)
 
 
 @router.get("/browse", responses=error_responses(400, 404, 422, 503))
@@ -201,15 +201,17 @@ def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQ
     return SearchQuery(tuple(terms))
 
 
-def respond(service: Service, results: Results, http: Request) -> Response:
+async def respond(service: Service, results: Results, http: Request) -> Response:
     """Hits as JSON, with the times of the stages in the header ``Server-Timing``."""
     service.metrics.count_search(results.stage_seconds)
     times = {stage: round(1000 * seconds, 3) for stage, seconds in results.stage_seconds.items()}
     shown = sees_paths(http)
+    in_shards = [hit.id for hit in results.hits if not hit.text and hit.path is None]
+    names = await service.read(lambda library: library.names(in_shards)) if in_shards else {}
     hits = [
         HitAnswer(
             id=hit.id, score=hit.score, rank=hit.rank, path=hit.path if shown else None,
-            name=None if hit.text else PurePath(hit.path or hit.id).name, text=hit.text or None,
+            name=None if hit.text else PurePath(hit.path or names.get(hit.id, hit.id)).name, text=hit.text or None,
         )
         for hit in results.hits
     ]  # fmt: skip
