@@ -7,10 +7,8 @@ Ratios compare two ways of doing the same work in one run; absolute times are fo
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import platform
 import resource
 import sys
 import tempfile
@@ -25,11 +23,11 @@ import torch
 from decoding import decoding
 from indexing import indexing, unchanged
 from memory import memory
-from rows import Row, row
+from rows import Row, results_file, row, stored_rows, write_rows
 from training_steps import end_to_end, text_lengths, training
 
 from calligram.data.matches import Matches
-from calligram.device import commit, device_named
+from calligram.device import device_named
 from calligram.evaluation.recall import EncodedPairing, score_matrix
 from calligram.evaluation.retrieval import measure_retrieval
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
@@ -39,7 +37,6 @@ from calligram.progress import silent
 from calligram.scenes.generate import generate_scenes
 from calligram.studies.claims import ASSETS
 
-RESULTS = Path(__file__).parent.parent / "results" / "bench.json"
 DEMO = Path(__file__).parent.parent / "demo" / "run"
 """what ``make demo`` trained"""
 
@@ -256,30 +253,12 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
 
 
 def main() -> None:
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    hardware = f"{os.cpu_count()} CPU cores ({platform.machine()}), {versions}"
-    if torch.cuda.is_available():
-        hardware = f"{torch.cuda.get_device_name()}, {hardware}"
-    RESULTS.parent.mkdir(exist_ok=True)
-    target = RESULTS.with_name("bench-gpu.json") if torch.cuda.is_available() else RESULTS
-    kept = earlier_rows(target) if sys.argv[1:] and target.is_file() else []
+    kept = stored_rows() if sys.argv[1:] else []
     rows: list[Row] = []
     for work in chosen_work():
-        rows += [{**found, "commit": commit()} for found in in_a_process(work)]
-        fresh = {found["what"] for found in rows}
-        content = {
-            "hardware": hardware,
-            "command": "make bench",
-            "rows": [r for r in kept if r["what"] not in fresh] + rows,
-        }
-        target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print(f"written: {target}")
-
-
-def earlier_rows(file: Path) -> list[Row]:
-    """Rows that a partial run keeps where it does not replace them, each with the commit that it was measured with."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    return [{"commit": content.get("commit", ""), **found} for found in content["rows"]]
+        rows += in_a_process(work)
+        write_rows(rows, kept)
+    print(f"written: {results_file()}")
 
 
 if __name__ == "__main__":

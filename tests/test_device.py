@@ -108,18 +108,40 @@ def test_on_a_cpu_nothing_changes():
         assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
-def test_networks_are_in_full_precision_where_gradients_are_needed_or_kernels_are_off(monkeypatch):
+@pytest.fixture
+def fast_bfloat16(monkeypatch):
+    """GPUs multiply matrices of bfloat16, and CPUs only if a test says so."""
+    kinds = {"cuda"}
+    monkeypatch.setattr(switches, "_multiplies_bfloat16", kinds.__contains__)
     monkeypatch.setattr(torch, "autocast", lambda *half: half)
-    on_gpu = SimpleNamespace(is_cuda=True)
+    return kinds
+
+
+def test_networks_are_in_full_precision_where_gradients_are_needed_or_kernels_are_off(fast_bfloat16):
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
     with torch.no_grad(), use_half_networks():
         assert network_precision(on_gpu) == ("cuda", torch.bfloat16)
-        assert isinstance(network_precision(torch.zeros(1)), nullcontext)
         with torch.enable_grad():
             assert isinstance(network_precision(on_gpu), nullcontext)
     with torch.no_grad(), use_kernels(False), use_half_networks():
         assert isinstance(network_precision(on_gpu), nullcontext)
     with torch.no_grad():
         assert isinstance(network_precision(on_gpu), nullcontext)
+
+
+def test_networks_are_in_half_precision_on_a_cpu_that_multiplies_such_matrices(fast_bfloat16):
+    with torch.no_grad(), use_half_networks():
+        assert isinstance(network_precision(torch.zeros(1)), nullcontext)
+        fast_bfloat16.add("cpu")
+        assert network_precision(torch.zeros(1)) == ("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"), [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({}, False)]
+)
+def test_a_cpu_multiplies_bfloat16_with_amx(monkeypatch, capabilities, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert switches._multiplies_bfloat16.__wrapped__("cpu") is expected
 
 
 @pytest.fixture

@@ -232,17 +232,34 @@ def asked_to_compile() -> float:
 
 
 def use_half_networks(on: bool = True) -> AbstractContextManager[None]:
-    """Run pretrained networks in bfloat16 inside a block, where ``network_precision`` allows it."""
+    """Run networks that are not trained in bfloat16 inside a block, on devices where ``half_networks_apply``."""
     return _HALF.set(on and _KERNELS.on)
 
 
+def half_networks_apply(device: torch.device) -> bool:
+    """Whether networks that are not trained run in bfloat16 on a device now."""
+    return _HALF.on and _multiplies_bfloat16(device.type)
+
+
+@functools.cache
+def _multiplies_bfloat16(device_type: str) -> bool:
+    """Whether a kind of device has units for matrix products in bfloat16: GPUs of NVIDIA, and CPUs of Intel with AMX.
+
+    Other CPUs convert each number to float32 and back, and are slower in bfloat16.
+    """
+    if device_type == "cpu":
+        found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
+        return bool(found.get("amx_bf16"))
+    return device_type == "cuda"
+
+
 def network_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return the context in which a pretrained network runs: bfloat16 on a GPU, where it is on and nothing is trained.
+    """Return the context in which a network runs: bfloat16 where ``half_networks_apply`` and nothing is trained.
 
     The states of the network become float32 again, and all that follows is computed in float32.
     """
-    half = _HALF.on and tensor.is_cuda and not torch.is_grad_enabled()
-    return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
+    half = not torch.is_grad_enabled() and half_networks_apply(tensor.device)
+    return torch.autocast(tensor.device.type, torch.bfloat16) if half else nullcontext()
 
 
 def use_cuda_graphs(on: bool = True) -> AbstractContextManager[None]:

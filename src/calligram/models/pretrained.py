@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.device import network_precision
 from calligram.errors import UserError
 from calligram.features.images.backbones import pixel_input
 from calligram.features.images.pixels import PixelInput, mean_over_views
@@ -55,7 +57,8 @@ class Pretrained(EmbeddingMatcher):
         return Encoded(mean_over_views(self._from_pixels, images))
 
     def _from_pixels(self, images: Tensor) -> Tensor:
-        return _vectors(self.model.get_image_features(pixel_values=images))
+        with network_precision(images):
+            return _vectors(self.model.get_image_features(pixel_values=images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode word piece indices (N, W)."""
@@ -63,7 +66,8 @@ class Pretrained(EmbeddingMatcher):
             texts, mask = self._pad_to_length(texts, mask), None
         elif mask is not None:
             mask = mask.long()
-        return Encoded(_vectors(self.model.get_text_features(input_ids=texts, attention_mask=mask)))
+        with network_precision(texts):
+            return Encoded(_vectors(self.model.get_text_features(input_ids=texts, attention_mask=mask)))
 
     def _pad_to_length(self, texts: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
@@ -140,4 +144,4 @@ def _without_scale(model: nn.Module) -> nn.Module:
 def _vectors(found: Any) -> Tensor:
     # Some versions of transformers return the vectors, others an output object.
     vectors: Tensor = found if isinstance(found, Tensor) else found.pooler_output
-    return vectors
+    return vectors if torch.is_grad_enabled() else vectors.float()

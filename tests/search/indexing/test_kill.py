@@ -115,8 +115,7 @@ def test_a_library_killed_ten_times_is_the_one_that_was_not(small_run, photos, t
 
 def test_a_shard_that_was_killed_continues(small_run, photos, tmp_path):
     index_source(LibraryMatchers.load(small_run), photos, tmp_path / "whole")
-    from calligram.search.indexing.run import stage_source
-    from calligram.search.indexing.shards import Shard
+    from calligram.search.indexing.shards import Shard, stage_source
 
     out, models = tmp_path / "sharded", LibraryMatchers.load(small_run)
     stage_source(models, photos, out, Shard(1, 2))

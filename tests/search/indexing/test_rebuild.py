@@ -9,8 +9,8 @@ import pytest
 from calligram.errors import UserError
 from calligram.search.indexing import run
 from calligram.search.indexing.forget import forget_items
-from calligram.search.indexing.run import index_source, stage_source
-from calligram.search.indexing.shards import Shard
+from calligram.search.indexing.run import index_source
+from calligram.search.indexing.shards import Shard, stage_source
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import REBUILT
 from calligram.search.library.matchers import LibraryMatchers

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from calligram import device
 from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.picture_formats import PICTURE_FORMATS
@@ -18,18 +19,37 @@ from calligram.search.indexing.encode import ImageEncoder, PictureEncoder
 from calligram.search.indexing.run import index_source
 from calligram.search.indexing.sources import open_source
 from calligram.search.library.library import Library
+from calligram.search.library.manifest import read_manifest
 
 
-def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, indexed, contents):
+def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, tmp_path, contents):
     from PIL import Image
 
-    found = contents(indexed)
+    index_source(models, photos, tmp_path / "library", precision="fp32")
+    found = contents(tmp_path / "library")
     assert set(found) == {p.relative_to(photos).as_posix() for p in photos.rglob("*.jpg")}
     images = models.matcher.inputs.images
     for path in ("photo_0.jpg", "trip/photo_5.jpg"):
         given = images.finish(images.images([Image.open(photos / path).convert("RGB")]))
         vector = models.matcher.matcher.encode_images(given).vectors[0].detach().numpy()
         np.testing.assert_allclose(found[path][1], vector / np.linalg.norm(vector), atol=1e-3)
+
+
+def test_networks_in_bfloat16_give_nearly_the_same_vectors(models, photos, tmp_path, photograph, contents, monkeypatch):
+    monkeypatch.setattr(device, "_multiplies_bfloat16", lambda device_type: True)
+    half, full = tmp_path / "half", tmp_path / "full"
+    for out, precision in ((half, "auto"), (full, "fp32")):
+        index_source(models, photos, out, precision=precision)
+    assert read_manifest(half).precisions == ("bf16",)
+    assert read_manifest(full).precisions == ("fp32",)
+    vectors = [np.stack([vector for _, (_, vector) in sorted(contents(out).items())]) for out in (half, full)]
+    assert (vectors[0] != vectors[1]).any()
+    assert (vectors[0] * vectors[1]).sum(1).min() > 0.999
+
+    photograph(photos / "fresh.jpg", 40)
+    index_source(models, photos, half, precision="fp32")
+    assert read_manifest(half).precisions == ("bf16", "fp32")
+    assert "pictures encoded in bf16 and fp32" in read_manifest(half).lines()
 
 
 def test_nothing_changed_means_nothing_written(models, photos, indexed, done):

@@ -7,8 +7,8 @@ import pytest
 from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.search.indexing import run
-from calligram.search.indexing.run import index_source, stage_source
-from calligram.search.indexing.shards import Shard
+from calligram.search.indexing.run import index_source
+from calligram.search.indexing.shards import Shard, stage_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
 

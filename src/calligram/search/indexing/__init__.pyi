@@ -7,8 +7,8 @@ from calligram.search.indexing.ray import stage_over_ray as stage_over_ray
 from calligram.search.indexing.run import IndexReport as IndexReport
 from calligram.search.indexing.run import index as index
 from calligram.search.indexing.run import index_source as index_source
-from calligram.search.indexing.run import stage_source as stage_source
 from calligram.search.indexing.shards import Shard as Shard
+from calligram.search.indexing.shards import stage_source as stage_source
 from calligram.search.indexing.sources import CollectionSource as CollectionSource
 from calligram.search.indexing.sources import FolderSource as FolderSource
 from calligram.search.indexing.sources import open_source as open_source

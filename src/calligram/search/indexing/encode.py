@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,9 @@ from calligram.data.pictures import (
     segments,
     worker_threads,
 )
+from calligram.device import half_networks_apply
 from calligram.errors import UserError
+from calligram.evaluation.recall import Precision
 from calligram.features.images.resize import least_side
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
@@ -53,10 +55,12 @@ ENCODED_ROW = pa.schema(
             "parts": pa.binary(),
             "count": pa.int32(),
             "mask": pa.binary(),
+            "precision": pa.string(),
         },
     }
 )
-"""a row has a problem, or encodings, or neither where the library has its content already"""
+"""a row has a problem, or encodings with the precision of the networks, or neither where the library has its content
+already"""
 CONTENT_HASH_BYTES = 16
 BATCH_PICTURES = 64
 PREPARED_BATCHES = 3
@@ -66,6 +70,8 @@ TASK_PICTURES = 16
 MAX_PARALLEL_PICTURES = 256
 """pictures that are encoded at the same time on a CPU; each needs memory"""
 
+NetworkPrecision = Literal["auto", "fp32"]
+"""of the networks that encode pictures and captions: auto is bfloat16 on devices that multiply such matrices faster"""
 Prepared = Tensor | Image.Image
 Row = dict[str, Any]
 
@@ -234,8 +240,9 @@ class PictureEncoder:
         if not pictures:
             return []
         encoded = self.encoder.encode([picture.prepared[0] for picture in pictures])
+        precision: Precision = "bf16" if half_networks_apply(self.encoder.device) else "fp32"
         for picture, vector in zip(pictures, encoded.vectors, strict=True):
-            picture.row["vector"] = as_bytes(vector)
+            picture.row |= {"vector": as_bytes(vector), "precision": precision}
         if self.reranker is not None:
             if self.reranker is not self.encoder:
                 encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])

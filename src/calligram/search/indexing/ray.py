@@ -10,8 +10,8 @@ from calligram.errors import UserError
 from calligram.extras import require
 from calligram.lazy import ALLOWED_CODE, import_code
 from calligram.progress import Track, silent
-from calligram.search.indexing.run import stage_source
-from calligram.search.indexing.shards import Shard
+from calligram.search.indexing.encode import NetworkPrecision
+from calligram.search.indexing.shards import Shard, stage_source
 from calligram.search.indexing.sources import check_readable, open_source
 from calligram.search.library.matchers import NO_RERANKER, LibraryMatchers
 
@@ -35,6 +35,7 @@ def stage_over_ray(
     *,
     rebuild: bool = False,
     device: str = "auto",
+    precision: NetworkPrecision = "auto",
     track: Track = silent,
 ) -> int:
     """Encode a source with one shard for each GPU, or for each CPU core, of the cluster.
@@ -49,6 +50,7 @@ def stage_over_ray(
         out: folder of the library, which all machines have as well.
         rebuild: encode the whole source, not only what the library lacks.
         device: where each worker encodes.
+        precision: of the networks.
         track: shows progress.
     """
     check_readable(models, open_source(source))
@@ -65,7 +67,7 @@ def stage_over_ray(
         named = [s.source if s is not None else None for s in (models.matcher, models.reranker)]
         places_of = str(source.resolve()), str(out.resolve())
         machines = sum(bool(node["Alive"]) for node in ray.nodes())
-        how = "cuda" if gpus else "cpu", rebuild, -(-count // max(1, machines))
+        how = "cuda" if gpus else "cpu", precision, rebuild, -(-count // max(1, machines))
         running = [task.remote(named, *places_of, (n, count), *how, tuple(ALLOWED_CODE)) for n in range(1, count + 1)]
         return sum(track(_finished(ray, running), "shards", count))
     finally:
@@ -84,6 +86,7 @@ def _stage_shard(
     out: str,
     shard: tuple[int, int],
     device: str,
+    precision: NetworkPrecision,
     rebuild: bool,
     processes: int,
     code: tuple[str, ...],
@@ -98,4 +101,5 @@ def _stage_shard(
     matcher, reranker = named
     assert matcher is not None
     models = LibraryMatchers.load(matcher, None if reranker == matcher else reranker or NO_RERANKER)
-    return stage_source(models, Path(source), Path(out), Shard(*shard), rebuild=rebuild, device=device)
+    how: Any = {"rebuild": rebuild, "device": device, "precision": precision}
+    return stage_source(models, Path(source), Path(out), Shard(*shard), **how)

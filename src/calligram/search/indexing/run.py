@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import secrets
@@ -16,8 +15,9 @@ from typing import Any
 
 import torch
 
+from calligram.device import use_half_networks
 from calligram.errors import UserError, command
-from calligram.files import LOCK_FILE, lock_folder, move_file
+from calligram.files import lock_folder, move_file
 from calligram.memory import return_freed_memory
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import PLACE_COLUMN, TEXT_COLUMN, wanted_columns
@@ -30,25 +30,30 @@ from calligram.search.indexing.diff import (
     forgotten_rows,
     pictures_to_encode,
 )
-from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
-from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
+from calligram.search.indexing.encode import NetworkPrecision, PictureEncoder, Row, row_batches
+from calligram.search.indexing.shards import remove_staged, staged_rows
 from calligram.search.indexing.sources import (
     CollectionSource,
-    FolderSource,
     ScannedPicture,
+    Source,
     check_readable,
     open_source,
     reopen,
     warn_of_captions_table,
 )
 from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWriter, remove_folder
-from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, check_address, read_manifest, same_address
+from calligram.search.library.manifest import (
+    MANIFEST,
+    REBUILT,
+    STAGING,
+    Manifest,
+    check_address,
+    read_manifest,
+    refuse_other_folder,
+    same_address,
+)
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.library.tables import empty_indexes, old_batches
-
-log = logging.getLogger(__name__)
-
-Source = CollectionSource | FolderSource
 
 COMMIT_ROWS = 4096
 COMMIT_SECONDS = 20.0
@@ -80,6 +85,7 @@ def index(
     read_text: bool | None = None,
     towns: bool | None = None,
     device: torch.device | str = "cpu",
+    precision: NetworkPrecision = "auto",
     track: Track = silent,
 ) -> IndexReport:
     """Put pictures into the library in ``out``, or bring it up to date.
@@ -96,12 +102,13 @@ def index(
         read_text: also find text inside pictures; by default if the library has it.
         towns: also name the nearest town of each position; by default if the library has it.
         device: where pictures are encoded.
+        precision: of the networks, see ``NetworkPrecision``.
         track: shows progress.
     """
     models = LibraryMatchers.load(run, reranker, localizer, None if rebuild else Path(out))
     added = {TEXT_COLUMN: read_text, PLACE_COLUMN: towns}
-    how: Any = {"engine": index, "again": again, "rebuild": rebuild, "device": device, "track": track}
-    return index_source(models, Path(source), Path(out), added=added, **how)
+    how: Any = {"engine": index, "again": again, "rebuild": rebuild, "device": device, "precision": precision}
+    return index_source(models, Path(source), Path(out), added=added, track=track, **how)
 
 
 def index_source(
@@ -114,6 +121,7 @@ def index_source(
     rebuild: bool = False,
     added: Mapping[str, bool | None] = MappingProxyType({}),
     device: torch.device | str = "cpu",
+    precision: NetworkPrecision = "auto",
     track: Track = silent,
 ) -> IndexReport:
     """Bring the library in ``out`` up to date with a source.
@@ -127,6 +135,7 @@ def index_source(
         rebuild: encode everything again, for another matcher; the old library can be searched until that is done.
         added: whether to compute columns of ``added_columns``, by name; by default the columns of the library.
         device: where pictures are encoded.
+        precision: of the networks, see ``NetworkPrecision``.
         track: shows progress.
     """
     start = time.perf_counter()
@@ -134,7 +143,7 @@ def index_source(
     check_readable(models, opened)
     refuse_other_folder(out)
     warn_of_captions_table(opened)
-    with lock_folder(out, "library"):
+    with lock_folder(out, "library"), use_half_networks(precision == "auto"):
         writing = open_for_writing(out, models, source, engine, rebuild=rebuild)
         counts: Counter[str] = Counter()
         wanted = wanted_columns(added, (writing.replaced or writing.writer.manifest).kinds)
@@ -147,35 +156,6 @@ def index_source(
             remove_staged(out, opened)
     return_freed_memory()
     return IndexReport(counts, time.perf_counter() - start, library)
-
-
-def stage_source(
-    models: LibraryMatchers,
-    source: Path,
-    out: Path,
-    shard: Shard,
-    *,
-    rebuild: bool = False,
-    device: torch.device | str = "cpu",
-    track: Track = silent,
-) -> int:
-    """Encode one shard of a source into the library's staging folder; returns the number of pictures encoded.
-
-    Args:
-        models: the matchers that encode.
-        source: a folder of pictures or a collection.
-        out: folder of the library.
-        shard: which share of the pictures.
-        rebuild: encode the whole source, for ``index_source`` with ``rebuild``; else what the library lacks.
-        device: where pictures are encoded.
-        track: shows progress.
-    """
-    opened = open_source(source)
-    check_readable(models, opened)
-    refuse_other_folder(out)
-    if not rebuild and (out / MANIFEST).is_file():
-        models.check(read_manifest(out), out, source)
-    return stage(models, opened, out, shard, rebuild=rebuild, device=device, track=track)
 
 
 @dataclass
@@ -367,18 +347,6 @@ def _replacement(out: Path, before: Manifest, models: LibraryMatchers, engine: s
     writer.tables.add("forgotten", forgotten_rows(out, before))
     writer.commit()
     return writer
-
-
-def refuse_other_folder(out: Path) -> None:
-    """Refuse a folder that contains something other than a library, before anything is written there."""
-    if not out.exists() or (out / MANIFEST).is_file():
-        return
-    if not out.is_dir():
-        raise UserError(f"{out} is a file; --out takes the folder of a library")
-    ours = {LOCK_FILE, STAGING, MANIFEST, REBUILT, f".{MANIFEST}.partial"}
-    others = [p.name for p in out.iterdir() if p.name not in ours and not re.fullmatch(r"\d+", p.name)]
-    if others:
-        raise UserError(f"{out} exists and is not a library (it has {others[0]}); choose another --out")
 
 
 def _next_generation(out: Path) -> int:

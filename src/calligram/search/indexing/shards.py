@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from calligram.device import use_half_networks
 from calligram.errors import UserError
 from calligram.files import LOCK_FILE, lock_folder, replace_file, try_lock
 from calligram.progress import Track, silent
 from calligram.search.indexing.diff import LibraryState, diff, pictures_to_encode, short_hash
-from calligram.search.indexing.encode import ENCODED_ROW, PictureEncoder, Row, row_batches
-from calligram.search.indexing.sources import PictureSource, ScannedPicture, shard_of
-from calligram.search.library.manifest import MANIFEST, read_manifest
+from calligram.search.indexing.encode import ENCODED_ROW, NetworkPrecision, PictureEncoder, Row, row_batches
+from calligram.search.indexing.sources import PictureSource, ScannedPicture, check_readable, open_source, shard_of
+from calligram.search.library.manifest import MANIFEST, STAGING, read_manifest, refuse_other_folder
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.library.tables import Tables
 
-STAGING = "staging"
 STAGED_FILE_ROWS = 1024
 STAGED_FILE_SECONDS = 20.0
 """a file is written after so many rows or so much time"""
@@ -46,37 +46,44 @@ class Shard(NamedTuple):
         return cls(int(match[1]), int(match[2]))
 
 
-def stage(
+def stage_source(
     models: LibraryMatchers,
-    source: PictureSource,
+    source: Path,
     out: Path,
     shard: Shard,
     *,
     rebuild: bool = False,
     device: torch.device | str = "cpu",
+    precision: NetworkPrecision = "auto",
     track: Track = silent,
 ) -> int:
-    """Encode a shard of the pictures that the library in ``out`` lacks; returns the number of pictures encoded now.
+    """Encode a shard of the pictures that the library in ``out`` lacks into its staging folder.
 
-    A run that was stopped continues where it was.
+    Returns the number of pictures encoded now. A run that was stopped continues where it was.
 
     Args:
         models: the matchers that encode.
-        source: of the pictures.
+        source: a folder of pictures or a collection.
         out: folder of the library.
         shard: which share of the pictures.
-        rebuild: encode all pictures, because the library is to be rebuilt.
+        rebuild: encode all pictures, for ``index_source`` with ``rebuild``.
         device: where pictures are encoded.
+        precision: of the networks.
         track: shows progress.
     """
-    folder = _folder(out, source) / f"{shard.number}-of-{shard.of}"
-    with lock_folder(folder, "shard"):
+    opened = open_source(source)
+    check_readable(models, opened)
+    refuse_other_folder(out)
+    if not rebuild and (out / MANIFEST).is_file():
+        models.check(read_manifest(out), out, source)
+    folder = _folder(out, opened) / f"{shard.number}-of-{shard.of}"
+    with lock_folder(folder, "shard"), use_half_networks(precision == "auto"):
         _begin(folder, models)
-        state = LibraryState(-1) if rebuild else _state(out, source)
-        pictures = shard_of(pictures_to_encode(diff(source.scan(), state)), *shard)
+        state = LibraryState(-1) if rebuild else _state(out, opened)
+        pictures = shard_of(pictures_to_encode(diff(opened.scan(), state)), *shard)
         done = set(_stamps(folder))
         left = [picture for picture in pictures if (picture.key, picture.size, picture.mtime) not in done]
-        encoder = PictureEncoder.of(models, source, device)
+        encoder = PictureEncoder.of(models, opened, device)
         for rows in row_batches(encoder.run(left, state, track), STAGED_FILE_ROWS, STAGED_FILE_SECONDS):
             _write(folder, rows)
     return len(left)

@@ -346,7 +346,10 @@ class CollectionSource:
         return [SourceCaption(*row[:2], tuple(row[2])) for row in zip(keys, texts, pictures, strict=True)]
 
 
-def open_source(path: Path) -> CollectionSource | FolderSource:
+Source = CollectionSource | FolderSource
+
+
+def open_source(path: Path) -> Source:
     """Open a collection, or any other folder as a folder of pictures.
 
     Raises:
@@ -360,7 +363,7 @@ def open_source(path: Path) -> CollectionSource | FolderSource:
     return FolderSource(path.resolve())
 
 
-def warn_of_captions_table(source: CollectionSource | FolderSource) -> None:
+def warn_of_captions_table(source: Source) -> None:
     """Warn that a table of captions in a folder of pictures is not read."""
     tables = captions_tables(source.root) if isinstance(source, FolderSource) else []
     if tables and tables[0].stem.lower() in PREFERRED_TABLE_NAMES:
@@ -372,7 +375,7 @@ def warn_of_captions_table(source: CollectionSource | FolderSource) -> None:
         )
 
 
-def check_readable(models: LibraryMatchers, source: CollectionSource | FolderSource) -> None:
+def check_readable(models: LibraryMatchers, source: Source) -> None:
     """Refuse a folder of pictures for a matcher that needs stored features."""
     for stored in (models.matcher, models.reranker):
         name = stored.inputs.images.stored_name if stored else None
@@ -383,7 +386,7 @@ def check_readable(models: LibraryMatchers, source: CollectionSource | FolderSou
             )
 
 
-def reopen(source: SourceRecord) -> CollectionSource | FolderSource:
+def reopen(source: SourceRecord) -> Source:
     """Open a source that a library names."""
     return open_source(Path(source.root))
 

@@ -60,6 +60,8 @@ class PendingRows:
     gone: set[str] = field(default_factory=set)
     solved: list[str] = field(default_factory=list)
     """keys of files that could not be used before"""
+    precisions: set[str] = field(default_factory=set)
+    """of the networks that encoded the new vectors"""
 
 
 class LibraryWriter:
@@ -107,6 +109,7 @@ class LibraryWriter:
             self._prepare(row, change, pictures[row["key"]], source, state, old, pending)
         self._copy_encodings(resolved, old, pending)
         self._write(pending, state.number)
+        self.manifest = self.manifest.with_precisions(pending.precisions)
         self.commit()
         state.record(resolved, pending.items, pending.gone)
         self.not_encoded = [row["key"] for row, change in resolved if change.outcome == "not encoded"]
@@ -142,6 +145,7 @@ class LibraryWriter:
         pending.solved += [row["key"]] if row["key"] in state.problems else []
         if change.outcome in ("added", "changed", "copied") and row.get("vector") is not None:
             pending.vectors[change.id] = row["vector"]
+            pending.precisions |= {row["precision"]} if row.get("precision") else set()
             pending.thumbnails += [{"id": change.id, "jpeg": row["jpeg"]}] if row.get("jpeg") else []
             if row.get("rerank") is not None:
                 parts = {name: row[name] for name in ("parts", "count", "mask")}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from calligram import records
 from calligram.errors import UserError, wrong_folder
-from calligram.files import replace_json
+from calligram.files import LOCK_FILE, replace_json
 from calligram.records import check_object, integer, map_of, optional, read_object, record, text
 from calligram.search.filters.columns import ColumnKind
 
@@ -20,6 +20,8 @@ VERSION = 1
 MANIFEST = "library.json"
 REBUILT = "rebuilt.json"
 """the manifest of a library that is being rebuilt; it replaces the other one at the end"""
+STAGING = "staging"
+"""folder of pictures that are encoded and not in the tables yet"""
 REBUILD = "index again with --rebuild"
 
 MIGRATIONS: Mapping[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {}
@@ -65,6 +67,8 @@ class Manifest:
     earlier: tuple[tuple[float, Mapping[str, int]], ...] = ()
     """earlier versions with the time until which they are kept, for readers that have them open"""
     counts: Mapping[str, int] = field(default_factory=dict)
+    precisions: tuple[str, ...] = ()
+    """of the networks that have encoded pictures: ``fp32``, ``bf16`` or both; empty if that was not recorded"""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """checksums of the files of each table, by its folder within that of the generation; see ``checksums``"""
     mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -79,6 +83,7 @@ class Manifest:
             f"matcher: {self.matcher.source}, {self.dim} dimensions",
             *([f"reranker: {self.reranker.source}"] if self.reranker else []),
             *([f"localizer: {self.localizer.source}"] if self.localizer else []),
+            *([f"pictures encoded in {' and '.join(self.precisions)}"] if self.precisions else []),
             *(f"source: {source.root}" for source in self.sources),
             "columns for --where: " + ", ".join(f"{name} ({kind})" for name, kind in sorted(self.kinds.items())),
         ]
@@ -102,6 +107,10 @@ class Manifest:
         rest = tuple(s for s in self.sources if s.number != source.number)
         return replace(self, sources=tuple(sorted((*rest, source), key=lambda s: s.number))), source
 
+    def with_precisions(self, found: Iterable[str]) -> Manifest:
+        """The manifest with further precisions of networks."""
+        return replace(self, precisions=tuple(sorted({*self.precisions, *found})))
+
 
 _matcher = record({"fingerprint": text(), "source": text()})
 MANIFEST_SCHEMA = record(
@@ -117,6 +126,7 @@ MANIFEST_SCHEMA = record(
     },
     {
         "files": map_of(map_of(text("[0-9a-f]{8} [0-9]+", "a checksum and a size"))),
+        "precisions": records.list_of(records.choice("bf16", "fp32")),
         **{"mapped": optional(map_of(map_of(records.anything))), "scales": records.anything},
     },
 )
@@ -153,6 +163,18 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     if version < VERSION:
         write_manifest(folder, manifest, name)
     return manifest
+
+
+def refuse_other_folder(out: Path) -> None:
+    """Refuse a folder that contains something other than a library, before anything is written there."""
+    if not out.exists() or (out / MANIFEST).is_file():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is a file; --out takes the folder of a library")
+    ours = {LOCK_FILE, STAGING, MANIFEST, REBUILT, f".{MANIFEST}.partial"}
+    others = [p.name for p in out.iterdir() if p.name not in ours and not re.fullmatch(r"\d+", p.name)]
+    if others:
+        raise UserError(f"{out} exists and is not a library (it has {others[0]}); choose another --out")
 
 
 def check_address(folder: Path, manifest: Manifest, given: str | None) -> None:
@@ -217,6 +239,7 @@ def _from_json(content: Mapping[str, Any]) -> Manifest:
         versions={str(k): int(v) for k, v in content["versions"].items()},
         earlier=tuple((float(until), dict(versions)) for until, versions in content["earlier"]),
         counts=dict(content["counts"]),
+        precisions=tuple(content.get("precisions", ())),
         files=dict(content.get("files", {})),
         mapped={str(name): dict(record) for name, record in (content.get("mapped") or {}).items()},
         scales=content["scales"] if isinstance(content.get("scales"), dict) else None,
