@@ -24,7 +24,7 @@ from decoding import decoding
 from indexing import indexing, unchanged
 from memory import memory
 from rows import Row, results_file, row, stored_rows, write_rows
-from training_steps import end_to_end, text_lengths, training
+from training_steps import end_to_end, half_steps, text_lengths, training
 
 from calligram.data.matches import Matches
 from calligram.device import device_named
@@ -238,6 +238,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         instance,
         mining,
         text_lengths,
+        half_steps,
         offline_steps,
         fragments,
         mmca,

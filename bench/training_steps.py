@@ -151,6 +151,45 @@ def text_lengths() -> list[Row]:
     ]
 
 
+HALF_STEPS = """
+import sys, time, torch
+from transformers import Dinov2Config, Dinov2Model
+torch.manual_seed(0)
+torch.set_num_threads(1)
+size = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "patch_size": 14, "image_size": 224}
+model, pixels = Dinov2Model(Dinov2Config(**size)).train(), torch.randn(4, 3, 224, 224)
+for half in (False, True):
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(pixels).last_hidden_state.float().square().mean()
+        loss.backward()
+        times.append(time.perf_counter() - began)
+    print(min(times[1:]))
+"""
+
+
+def half_steps() -> list[Row]:
+    """Forward and backward of a ViT in bfloat16 against float32 on one CPU core: with all instructions of the CPU, and
+    as on a CPU that has AVX2 alone.
+    """
+    rows = []
+    for instructions in ("all instructions", "AVX2"):
+        limit = {"ONEDNN_MAX_CPU_ISA": instructions} if instructions == "AVX2" else {}
+        printed = subprocess.run(
+            [sys.executable, "-c", HALF_STEPS], env={**os.environ, **limit}, capture_output=True, text=True, check=True
+        ).stdout
+        full, half = (float(line) for line in printed.split())
+        name = f"ViT-S on one CPU core, forward and backward, {instructions}"
+        rows += [
+            row(f"{name}: float32", full, "s"),
+            row(f"{name}: bfloat16", half, "s"),
+            row(f"{name}: speed of bfloat16 against float32", full / half, "ratio"),
+        ]
+    return rows
+
+
 def end_to_end() -> list[Row]:
     """Pretrained backbones: the larger ones with mixed precision on an accelerator, the smallest one on a CPU."""
     cuda = torch.cuda.is_available()

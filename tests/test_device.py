@@ -112,7 +112,7 @@ def test_on_a_cpu_nothing_changes():
 def fast_bfloat16(monkeypatch):
     """GPUs multiply matrices of bfloat16, and CPUs only if a test says so."""
     kinds = {"cuda"}
-    monkeypatch.setattr(switches, "_multiplies_bfloat16", kinds.__contains__)
+    monkeypatch.setattr(switches, "multiplies_bfloat16", kinds.__contains__)
     monkeypatch.setattr(torch, "autocast", lambda *half: half)
     return kinds
 
@@ -139,9 +139,9 @@ def test_networks_are_in_half_precision_on_a_cpu_that_multiplies_such_matrices(f
 @pytest.mark.parametrize(
     ("capabilities", "expected"), [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({}, False)]
 )
-def test_a_cpu_multiplies_bfloat16_with_amx(monkeypatch, capabilities, expected):
+def test_a_cpumultiplies_bfloat16_with_amx(monkeypatch, capabilities, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert switches._multiplies_bfloat16.__wrapped__("cpu") is expected
+    assert switches.multiplies_bfloat16.__wrapped__("cpu") is expected
 
 
 @pytest.fixture

@@ -105,6 +105,11 @@ def test_shards_can_be_encoded_at_the_same_time_and_committed_later(here, callig
     assert len(Library.open(here / "sharded")) == len(list((here / "photos").glob("*.jpg"))) - 1
 
 
+def test_the_precision_of_networks_is_chosen_and_shown(calligram):
+    calligram("index", "run", "photos", "--out", "exact", "--precision", "fp32")
+    assert "pictures encoded in fp32" in calligram("info", "exact")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -20,6 +20,7 @@ from calligram.models.vse import VSE
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
+from calligram.training import loop
 from calligram.training.objectives.objective import optimizer_tensors, restore_optimizer
 from calligram.training.runs import Run
 
@@ -70,8 +71,12 @@ def test_a_run_records_the_kernels_that_it_used(tiny, tmp_path, monkeypatch):
     assert "kernels" not in Run(tmp_path / "plain").about
 
 
-@pytest.mark.parametrize(("speed", "half"), [("auto", True), ("plain", False)])
-def test_dev_is_measured_with_networks_in_half_precision_and_nothing_else_is(tiny, tmp_path, monkeypatch, speed, half):
+@pytest.mark.parametrize(
+    ("devices", "speed", "half"), [({"cpu"}, "auto", True), ({"cpu"}, "plain", False), (set(), "auto", False)]
+)
+def test_dev_alone_is_measured_with_networks_in_half_precision(tiny, tmp_path, monkeypatch, devices, speed, half):
+    """On the devices of a list, unless ``speed=plain``."""
+    monkeypatch.setattr(loop, "HALF_DEV_DEVICES", devices)
     seen, encode = [], VSE.encode_images
     monkeypatch.setattr(VSE, "encode_images", lambda *a: seen.append((device._HALF.on, a[0].training)) or encode(*a))
     run(tiny, tmp_path / "run", "epochs=1", f"speed={speed}")
@@ -274,9 +279,18 @@ def test_modules_can_have_their_own_learning_rate_and_unknown_modules_are_refuse
     assert not (tmp_path / "typo").exists()
 
 
-@pytest.mark.parametrize("precision", ["bf16"])
-def test_lower_precision_trains(tiny, tmp_path, precision):
-    assert run(tiny, tmp_path / "run", "epochs=2", f"precision={precision}")["rsum"] > 0
+@pytest.mark.parametrize("fast", [True, False])
+def test_lower_precision_trains_where_it_is_fast(tiny, tmp_path, monkeypatch, fast):
+    """Where it is slow, the steps are those of float32, unless ``speed=plain`` asks for what the settings say."""
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: fast)
+    settings = {"full": ("precision=fp32",), "half": ("precision=bf16",), "plain": ("precision=bf16", "speed=plain")}
+    for name, changes in settings.items():
+        assert run(tiny, tmp_path / name, "epochs=2", *changes)["rsum"] > 0
+    full, half, plain = (numbers(tmp_path / name) for name in settings)
+    assert (half == full) != fast
+    assert plain != full
+    assert Run(tmp_path / "half").about.get("speed") == (None if fast else {"precision": "fp32"})
+    assert "speed" not in Run(tmp_path / "plain").about
 
 
 def test_accumulating_two_batches_takes_half_the_steps(tiny, tmp_path):

@@ -90,9 +90,7 @@ def index(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     precision: Annotated[
         Literal["auto", "fp32"],
-        typer.Option(
-            help="auto runs networks in bfloat16 on GPUs and on CPUs with AMX, in a third to two thirds of the time."
-        ),
+        typer.Option(help="Of the networks: auto is bfloat16 on GPUs and on CPUs with AMX, which is faster."),
     ] = "auto",
 ) -> None:
     """Put a folder of pictures, or a collection, into a library. Run it again to update the library.

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from calligram.device import (
     GRAPH_DEVICE_TYPE,
+    Precision,
     device_of,
     kernel_states,
     seed_random_numbers,
+    step_precision,
     use_half_networks,
     use_independent_dropout,
     use_kernels,
@@ -40,13 +42,12 @@ from calligram.training.objectives.objective import (
     restore_optimizer,
 )
 from calligram.training.runs import BackgroundSaver, Run
-from calligram.training.speed_trial import SpeedTrial
+from calligram.training.speed_trial import HALF_DEV_DEVICES, SpeedTrial
 
 log = logging.getLogger(__name__)
 
 __all__ = ["BatchSource", "Evaluate", "Loop", "Precision", "Speed", "Stage", "train"]
 
-Precision = Literal["fp32", "bf16", "fp16"]
 Speed = Literal["auto", "plain", "cached"]
 Evaluate = Callable[[Matcher], Mapping[str, float]]
 """function that returns the dev metrics of a matcher by name"""
@@ -96,7 +97,8 @@ class Loop:
     """steps from one line of losses in metrics.jsonl to the next; at most the steps of the shortest epoch"""
     speed: Speed = "auto"
     """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
-    rounding; take the matrix products of float32 steps in TF32; measure dev with pretrained networks in bfloat16.
+    rounding; take the matrix products of float32 steps in TF32; measure dev with networks in bfloat16. On a CPU, take
+    the steps in float32 if half precision is slower there.
     plain: never; cached: batches in pieces"""
 
 
@@ -153,6 +155,7 @@ class _Trainer:
         self.objectives = nn.ModuleList(stage.objective for stage in stages)
         if self.device.type == GRAPH_DEVICE_TYPE:
             use_independent_dropout(nn.ModuleList([matcher, self.objectives]))
+        self.precision = loop.precision if loop.speed == "plain" else step_precision(loop.precision, self.device)
         self.average = WeightAverage(matcher, loop.ema_decay) if loop.ema_decay else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
         self.step = 0
@@ -171,6 +174,8 @@ class _Trainer:
         if restored:
             with state_errors(self.run.folder):
                 self._restore(tensors, position)
+        if self.processes.first and self.precision != self.loop.precision:
+            self.run.add_entries(speed={"precision": self.precision})
         with self.saver:
             for number in range(int(position["stage"]), len(self.stages)):
                 resumed = number == position["stage"]
@@ -288,9 +293,9 @@ class _Trainer:
         return {"loss": torch.stack(list(found.values())).sum(), **found, **measured}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.loop.precision == "fp32":
+        if self.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16 if self.loop.precision == "bf16" else torch.float16)
+        return torch.autocast(self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def _update(self, stage: Stage, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -331,8 +336,7 @@ class _Trainer:
             self.matcher.load_state_dict(self.average.weights)
         self.matcher.eval()
         try:
-            # Dev metrics only select an epoch. ``evaluate`` and ``index`` run all networks in float32.
-            with torch.no_grad(), use_half_networks():
+            with torch.no_grad(), use_half_networks(self.device.type in HALF_DEV_DEVICES):
                 metrics = dict(self.evaluate(self.matcher))
         except NotFiniteError as error:
             raise UserError(

@@ -36,7 +36,7 @@ def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models,
 
 
 def test_networks_in_bfloat16_give_nearly_the_same_vectors(models, photos, tmp_path, photograph, contents, monkeypatch):
-    monkeypatch.setattr(device, "_multiplies_bfloat16", lambda device_type: True)
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
     half, full = tmp_path / "half", tmp_path / "full"
     for out, precision in ((half, "auto"), (full, "fp32")):
         index_source(models, photos, out, precision=precision)

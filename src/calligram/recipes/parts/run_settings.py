@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import torch
 
 from calligram.data.collection import Collection
+from calligram.device import Precision
 from calligram.errors import UserError
 from calligram.records import parse_toml
-from calligram.training.loop import BatchSource, Loop, Precision, Speed, Stage
+from calligram.training.loop import BatchSource, Loop, Speed, Stage
 from calligram.training.objectives.objective import Objective
 
 FINITE = (-1e300, 1e300)

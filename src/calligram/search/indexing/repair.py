@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from calligram.checksums import DamagedFileError
+from calligram.device import use_half_networks
 from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.models.damage import Damage, file_damage
@@ -139,9 +140,10 @@ def mend_library(
     models = LibraryMatchers.load(str(named["matcher"]), named["reranker"] or NO_RERANKER, named["localizer"])
     sources = [reopen(source) for source in manifest.sources]
     models.check(manifest, folder, sources[-1].root)
+    half = manifest.precisions != ("fp32",)
     try:
         counts: Counter[str] = Counter()
-        with lock_folder(folder, "library"):
+        with lock_folder(folder, "library"), use_half_networks(half):
             writer = _without_damaged_rows(folder, manifest)
             opened = OpenedWriter(writer, manifest_changed=True)
             for source in sources:
@@ -151,7 +153,10 @@ def mend_library(
         return f"{counts['added'] + counts['changed']:,} pictures were encoded again"
     except (UserError, RuntimeError, ValueError, OSError, KeyError) as error:
         log.info("single items cannot be mended (%s), so all pictures are encoded again", str(error).splitlines()[0])
-    report = index_source(models, sources[-1].root, folder, engine=index, rebuild=True, device=device, track=track)
+    report = index_source(
+        models, sources[-1].root, folder, engine=index, rebuild=True, device=device,
+        precision="auto" if half else "fp32", track=track,
+    )  # fmt: skip
     return f"all {report.library['items']:,} pictures were encoded again"
 
 
