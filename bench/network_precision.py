@@ -20,71 +20,64 @@ from rows import Row, row, stored_rows, write_rows
 
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
-from calligram.device import device_named, half_networks_apply, use_half_networks
+from calligram.device import device_named, use_half_networks
 from calligram.evaluation.recall import EncodedPairing, score_matrix
 from calligram.evaluation.retrieval import measure_retrieval
 from calligram.memory import keep_freed_memory
-from calligram.models.catalog import load_matcher
+from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded, stack
-from calligram.search.indexing.encode import BATCH_PICTURES
+from calligram.search.indexing.encode import BATCH_PICTURES, ImageEncoder
 from calligram.search.library.matchers import MatcherEncoder
 from calligram.vectors import unit_length
 
 TIMED_BATCHES = 8
+Pictures = list[torch.Tensor]
+"""decoded pixels"""
 
 
-def encode(encoder: MatcherEncoder, pixels: list[torch.Tensor], texts: list[str], half: bool) -> EncodedPairing:
-    with use_half_networks(half), torch.inference_mode():
-        images = stack([encoder.matcher.encode_images(_finished(encoder, batch)) for batch in pixels])
-        vectors = torch.from_numpy(encoder.text_vectors(texts)).to(encoder.device)
-    return EncodedPairing(Encoded(images.vectors.float()), Encoded(vectors))
+def encode(run: StoredMatcher, batches: list[Pictures], texts: tuple[str, ...], half: bool) -> EncodedPairing:
+    with use_half_networks(half):
+        images = stack([ImageEncoder(run, device_named()).encode(batch) for batch in batches])
+        vectors = torch.from_numpy(MatcherEncoder(run, device_named()).text_vectors(texts))
+    return EncodedPairing(images, Encoded(vectors))
 
 
-def _finished(encoder: MatcherEncoder, batch: torch.Tensor) -> torch.Tensor:
-    source = encoder.inputs.images
-    return source.finish(source.run_network(batch.to(encoder.device)))
-
-
-def seconds(encoder: MatcherEncoder, pixels: list[torch.Tensor]) -> tuple[float, float]:
+def seconds(run: StoredMatcher, batches: list[Pictures]) -> tuple[float, float]:
     """Median time of a batch in float32 and in bfloat16, taken in turns."""
     times: tuple[list[float], list[float]] = ([], [])
-    for batch in pixels[: TIMED_BATCHES + 1]:
+    encoder = ImageEncoder(run, device_named())
+    for batch in batches[: TIMED_BATCHES + 1]:
         for half, found in enumerate(times):
             began = time.perf_counter()
-            with use_half_networks(bool(half)), torch.inference_mode():
-                encoder.matcher.encode_images(_finished(encoder, batch)).vectors.sum().item()
+            with use_half_networks(bool(half)):
+                encoder.encode(batch)
             found.append(time.perf_counter() - began)
     return median(times[0][1:]), median(times[1][1:])
 
 
-def compare(run: str, pairing: Pairing) -> list[Row]:
-    encoder = MatcherEncoder(load_matcher(run), device_named())
-    source = encoder.inputs.images
-    count = len(pairing.visuals)
-    pixels = [
-        source.images([pairing.visuals.open(number) for number in range(start, min(start + BATCH_PICTURES, count))])
-        for start in range(0, count, BATCH_PICTURES)
-    ]
-    texts = pairing.texts.strings
-    full, half = (encode(encoder, pixels, texts, on) for on in (False, True))
-    cosines = [
+def compare(folder: str, pairing: Pairing) -> list[Row]:
+    run = load_matcher(folder)
+    pixels = run.inputs.images.pixel_input
+    assert pixels is not None
+    decoded = [torch.from_numpy(pixels.resize(pairing.visuals.open(row))) for row in range(len(pairing.visuals))]
+    batches = [decoded[start : start + BATCH_PICTURES] for start in range(0, len(decoded), BATCH_PICTURES)]
+    full, half = (encode(run, batches, pairing.texts.strings, on) for on in (False, True))
+    images, texts = (
         float((unit_length(one.vectors) * unit_length(two.vectors)).sum(1).min())
         for one, two in zip(full, half, strict=True)
-    ]
-    scores = [score_matrix(encoder.matcher, each) for each in (full, half)]
+    )
+    scores = [score_matrix(run.to(torch.device("cpu")).matcher, each) for each in (full, half)]
     rsums = [measure_retrieval(each, pairing.matches).rsum for each in scores]
-    plain, fast = seconds(encoder, pixels)
-    what = f"network in bfloat16, {Path(run).name}"
-    with use_half_networks():
-        print(f"{what}: bfloat16 {'applies' if half_networks_apply(encoder.device) else 'does not apply'} here")
+    plain, fast = seconds(run, batches)
+    what = f"networks of {Path(folder).name} in bfloat16"
     return [
-        row(f"{what}: images a second", BATCH_PICTURES / fast, "images/s"),
-        row(f"{what}: speed against float32", plain / fast, "ratio"),
-        row(f"{what}: smallest cosine of an image to its vector in float32", cosines[0], "cosine"),
-        row(f"{what}: smallest cosine of a text to its vector in float32", cosines[1], "cosine"),
-        row(f"{what}: largest difference of a score", float(np.abs(scores[0] - scores[1]).max()), "score"),
-        row(f"{what}: rsum in float32", rsums[0], "rsum"),
-        row(f"{what}: rsum in bfloat16", rsums[1], "rsum"),
+        row(f"{what}: images", BATCH_PICTURES / fast, "images/s"),
+        row(f"{what}: speed of images against float32", plain / fast, "ratio"),
+        row(f"{what}: smallest cosine of an image to its vector in float32", images, "cosine"),
+        row(f"{what}: smallest cosine of a text to its vector in float32", texts, "cosine"),
+        row(f"{what}: largest difference of a score", float(np.abs(scores[0] - scores[1]).max()), "cosine"),
+        row(f"{what}: rsum of {len(decoded)} images in float32", rsums[0], "points"),
+        row(f"{what}: rsum of {len(decoded)} images in bfloat16", rsums[1], "points"),
     ]
 
 

@@ -6,7 +6,6 @@ import functools
 import logging
 import shutil
 import subprocess
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +17,8 @@ from calligram.device import (
     IndependentDropout,
     compile_if_enabled,
     device_named,
+    half_networks_apply,
     kernel_states,
-    network_precision,
     seed_random_numbers,
     use_compile,
     use_half_networks,
@@ -108,32 +107,15 @@ def test_on_a_cpu_nothing_changes():
         assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
-@pytest.fixture
-def fast_bfloat16(monkeypatch):
-    """GPUs multiply matrices of bfloat16, and CPUs only if a test says so."""
-    kinds = {"cuda"}
-    monkeypatch.setattr(switches, "multiplies_bfloat16", kinds.__contains__)
-    monkeypatch.setattr(torch, "autocast", lambda *half: half)
-    return kinds
-
-
-def test_networks_are_in_full_precision_where_gradients_are_needed_or_kernels_are_off(fast_bfloat16):
-    on_gpu = SimpleNamespace(device=torch.device("cuda"))
-    with torch.no_grad(), use_half_networks():
-        assert network_precision(on_gpu) == ("cuda", torch.bfloat16)
-        with torch.enable_grad():
-            assert isinstance(network_precision(on_gpu), nullcontext)
-    with torch.no_grad(), use_kernels(False), use_half_networks():
-        assert isinstance(network_precision(on_gpu), nullcontext)
-    with torch.no_grad():
-        assert isinstance(network_precision(on_gpu), nullcontext)
-
-
-def test_networks_are_in_half_precision_on_a_cpu_that_multiplies_such_matrices(fast_bfloat16):
-    with torch.no_grad(), use_half_networks():
-        assert isinstance(network_precision(torch.zeros(1)), nullcontext)
-        fast_bfloat16.add("cpu")
-        assert network_precision(torch.zeros(1)) == ("cpu", torch.bfloat16)
+def test_transformers_are_in_half_precision_on_devices_that_multiply_it_unless_kernels_are_off(monkeypatch):
+    monkeypatch.setattr(switches, "multiplies_bfloat16", {"cuda"}.__contains__)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    with use_half_networks():
+        assert half_networks_apply(gpu)
+        assert not half_networks_apply(cpu)
+    with use_kernels(False), use_half_networks():
+        assert not half_networks_apply(gpu)
+    assert not half_networks_apply(gpu)
 
 
 @pytest.mark.parametrize(

@@ -233,12 +233,12 @@ def asked_to_compile() -> float:
 
 
 def use_half_networks(on: bool = True) -> AbstractContextManager[None]:
-    """Run networks that are not trained in bfloat16 inside a block, on devices where ``half_networks_apply``."""
+    """Run transformers that are not trained in bfloat16 inside a block, on devices where ``half_networks_apply``."""
     return _HALF.set(on and _KERNELS.on)
 
 
 def half_networks_apply(device: torch.device) -> bool:
-    """Whether networks that are not trained run in bfloat16 on a device now."""
+    """Whether transformers that are not trained run in bfloat16 on a device now."""
     return _HALF.on and multiplies_bfloat16(device.type)
 
 
@@ -246,21 +246,12 @@ def half_networks_apply(device: torch.device) -> bool:
 def multiplies_bfloat16(device_type: str) -> bool:
     """Whether a kind of device has units for matrix products in bfloat16: GPUs of NVIDIA, and CPUs of Intel with AMX.
 
-    Other CPUs are slower in bfloat16 than in float32: with AVX2 alone up to twenty times.
+    Other CPUs are slower in bfloat16 than in float32: with AVX2 alone up to 25 times (``bench/training_steps.py``).
     """
     if device_type == "cpu":
         found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
         return bool(found.get("amx_bf16"))
     return device_type == "cuda"
-
-
-def network_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """Return the context in which a network runs: bfloat16 where ``half_networks_apply`` and nothing is trained.
-
-    The states of the network become float32 again, and all that follows is computed in float32.
-    """
-    half = not torch.is_grad_enabled() and half_networks_apply(tensor.device)
-    return torch.autocast(tensor.device.type, torch.bfloat16) if half else nullcontext()
 
 
 def step_precision(precision: Precision, device: torch.device) -> Precision:

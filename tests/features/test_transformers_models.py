@@ -6,13 +6,15 @@ import socket
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import constants
 from torch import nn
 
-from calligram import hub
+from calligram import device, hub
+from calligram.device import use_half_networks
 from calligram.errors import UserError
 from calligram.features.texts.text_encoder import TextEncoder
-from calligram.features.transformers_models import shapes_of_output
+from calligram.features.transformers_models import network_precision, shapes_of_output
 from calligram.hub import look_for_hub
 
 
@@ -75,3 +77,24 @@ def test_a_network_that_reads_numbers_is_run_for_its_shapes():
     assert network.passes == 1
     assert network.training
     assert network.layer.weight.device.type == "cpu"
+
+
+def test_transformers_alone_run_in_bfloat16_and_only_without_gradients(monkeypatch):
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    transformer = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
+    convolutional = transformers.ResNetModel(
+        transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic")
+    )
+
+    def in_half(model):
+        with network_precision(model, torch.zeros(1)):
+            return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+    with use_half_networks():
+        assert not in_half(transformer)
+        with torch.no_grad():
+            assert in_half(transformer)
+            assert not in_half(convolutional)
+    with torch.no_grad():
+        assert not in_half(transformer)

@@ -90,7 +90,7 @@ def index(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     precision: Annotated[
         Literal["auto", "fp32"],
-        typer.Option(help="Of the networks: auto is bfloat16 on GPUs and on CPUs with AMX, which is faster."),
+        typer.Option(help="Of transformers: auto is bfloat16 on GPUs and on CPUs with AMX, which is faster."),
     ] = "auto",
 ) -> None:
     """Put a folder of pictures, or a collection, into a library. Run it again to update the library.

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calligram.device import network_precision
 from calligram.errors import UserError
 from calligram.features.images.backbones import pixel_input
 from calligram.features.images.pixels import PixelInput, mean_over_views
 from calligram.features.inputs import Inputs
 from calligram.features.texts.wordpieces import WordPieces
-from calligram.features.transformers_models import build_model, describe_architecture, load_model
+from calligram.features.transformers_models import build_model, describe_architecture, load_model, network_precision
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 FULL_LENGTH_MODEL_TYPES = frozenset(("siglip",))
@@ -57,7 +56,7 @@ class Pretrained(EmbeddingMatcher):
         return Encoded(mean_over_views(self._from_pixels, images))
 
     def _from_pixels(self, images: Tensor) -> Tensor:
-        with network_precision(images):
+        with network_precision(self.model.vision_model, images):
             return _vectors(self.model.get_image_features(pixel_values=images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
@@ -66,7 +65,7 @@ class Pretrained(EmbeddingMatcher):
             texts, mask = self._pad_to_length(texts, mask), None
         elif mask is not None:
             mask = mask.long()
-        with network_precision(texts):
+        with network_precision(self.model.text_model, texts):
             return Encoded(_vectors(self.model.get_text_features(input_ids=texts, attention_mask=mask)))
 
     def _pad_to_length(self, texts: Tensor, mask: Tensor | None) -> Tensor:

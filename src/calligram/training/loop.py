@@ -97,8 +97,8 @@ class Loop:
     """steps from one line of losses in metrics.jsonl to the next; at most the steps of the shortest epoch"""
     speed: Speed = "auto"
     """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
-    rounding; take the matrix products of float32 steps in TF32; measure dev with networks in bfloat16. On a CPU, take
-    the steps in float32 if half precision is slower there.
+    rounding; take the matrix products of float32 steps in TF32; measure dev with transformers in bfloat16. On a
+    CPU, take the steps in float32 if half precision is slower there.
     plain: never; cached: batches in pieces"""
 
 

@@ -15,7 +15,7 @@ from calligram.device import asked_to_compile, use_compile, use_cuda_graphs
 from calligram.training.cuda_graphs import delete_graphs, delete_unused_graphs, replays_of
 
 HALF_DEV_DEVICES = {"cuda"}
-"""types of devices on which networks are in half precision while dev is measured; its metrics only select an epoch"""
+"""types of devices on which transformers are in bfloat16 while dev is measured, whose metrics only select an epoch"""
 
 GRAPH_MIN_SECONDS = 20.0
 """CUDA graphs are tried if the rest of a stage takes at least so long without them"""

@@ -20,13 +20,13 @@ from calligram.search.indexing.run import index_source
 from calligram.search.indexing.sources import open_source
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import read_manifest
+from calligram.search.library.matchers import LibraryMatchers
 
 
-def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, tmp_path, contents):
+def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, indexed, contents):
     from PIL import Image
 
-    index_source(models, photos, tmp_path / "library", precision="fp32")
-    found = contents(tmp_path / "library")
+    found = contents(indexed)
     assert set(found) == {p.relative_to(photos).as_posix() for p in photos.rglob("*.jpg")}
     images = models.matcher.inputs.images
     for path in ("photo_0.jpg", "trip/photo_5.jpg"):
@@ -35,21 +35,29 @@ def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models,
         np.testing.assert_allclose(found[path][1], vector / np.linalg.norm(vector), atol=1e-3)
 
 
-def test_networks_in_bfloat16_give_nearly_the_same_vectors(models, photos, tmp_path, photograph, contents, monkeypatch):
+def test_transformers_in_bfloat16_give_nearly_the_same_vectors(
+    tiny_clip, photos, tmp_path, photograph, contents, monkeypatch
+):
     monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
-    half, full = tmp_path / "half", tmp_path / "full"
+    models, half, full = LibraryMatchers.load(tiny_clip), tmp_path / "half", tmp_path / "full"
     for out, precision in ((half, "auto"), (full, "fp32")):
         index_source(models, photos, out, precision=precision)
     assert read_manifest(half).precisions == ("bf16",)
     assert read_manifest(full).precisions == ("fp32",)
-    vectors = [np.stack([vector for _, (_, vector) in sorted(contents(out).items())]) for out in (half, full)]
-    assert (vectors[0] != vectors[1]).any()
-    assert (vectors[0] * vectors[1]).sum(1).min() > 0.999
+    one, two = (np.stack([vector for _, (_, vector) in sorted(contents(out).items())]) for out in (half, full))
+    assert (one != two).any()
+    assert (one * two).sum(1).min() > 0.999
 
     photograph(photos / "fresh.jpg", 40)
     index_source(models, photos, half, precision="fp32")
     assert read_manifest(half).precisions == ("bf16", "fp32")
     assert "pictures encoded in bf16 and fp32" in read_manifest(half).lines()
+
+
+def test_convolutional_networks_stay_in_float32(models, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
+    index_source(models, photos, tmp_path / "library")
+    assert read_manifest(tmp_path / "library").precisions == ("fp32",)
 
 
 def test_nothing_changed_means_nothing_written(models, photos, indexed, done):

@@ -29,7 +29,7 @@ def world(tiny, write_run, tmp_path_factory):
     """The tiny collection in a library, and every score by hand."""
     folder = tmp_path_factory.mktemp("searched")
     stored = load_matcher(write_run(folder / "run"))
-    index_source(LibraryMatchers(stored), tiny.folder, folder / "library", precision="fp32")
+    index_source(LibraryMatchers(stored), tiny.folder, folder / "library")
     searcher = Searcher.open(folder / "library")
     pairing = tiny.sentences("all")
     names = {item.name: item.id for item in searcher.library.known_items([r["id"] for r in searcher.library.rows()])}

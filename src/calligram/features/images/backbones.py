@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import worker_threads
-from calligram.device import compile_enabled, device_of, network_precision
+from calligram.device import compile_enabled, device_of
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.images.resize import decode_batches
 from calligram.features.images.stored_input import feature_parts, feature_vectors
@@ -35,6 +35,7 @@ from calligram.features.transformers_models import (
     describe_architecture,
     explained_size,
     loading_error,
+    network_precision,
     quiet_transformers,
     run_with_compiled_layers,
     shapes_of_output,
@@ -202,7 +203,7 @@ class Backbone(nn.Module):
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
         self._draw_patches(pixels)
-        with network_precision(pixels), explained_size(self.model, pixels):
+        with network_precision(self.model, pixels), explained_size(self.model, pixels):
             output = self._run(pixels)
         states, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
         if not torch.is_grad_enabled():

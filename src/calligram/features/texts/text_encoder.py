@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from calligram.device import device_of, network_precision, without_cudnn_attention
+from calligram.device import device_of, without_cudnn_attention
 from calligram.errors import UserError
 from calligram.features.inputs import TextInput
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
@@ -31,6 +31,7 @@ from calligram.features.transformers_models import (
     describe_architecture,
     load_model,
     loading_error,
+    network_precision,
     quiet_transformers,
     run_with_compiled_layers,
     transformer_layers,
@@ -130,7 +131,7 @@ class TextEncoder(nn.Module):
             found: Tensor = self.model(input_ids=words, attention_mask=given).last_hidden_state
             return found
 
-        with without_cudnn_attention(words), network_precision(words):
+        with without_cudnn_attention(words), network_precision(self.model, words):
             states: Tensor = run_with_compiled_layers(self.model, run)
         return states
 

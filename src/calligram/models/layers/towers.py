@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from calligram.device import GRAPH_DEVICE_TYPE, network_precision
+from calligram.device import GRAPH_DEVICE_TYPE
 from calligram.features.images.backbones import Backbone, cells_over_views
 from calligram.features.images.pixels import mean_over_views
 from calligram.features.images.stored_input import feature_parts, feature_vectors
@@ -196,9 +196,7 @@ class SmallCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, 3, H, W) to the feature map (N, size / 2, h, w)."""
-        with network_precision(images):
-            found: Tensor = self.blocks(self.stem(images))
-        return found if torch.is_grad_enabled() else found.float()
+        return self.blocks(self.stem(images))  # type: ignore[no-any-return]
 
     def vectors(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Vectors (N, size) of pixels (N, 3, H, W), or the mean over their views (N, V, 3, H, W)."""

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from calligram.device import half_networks_apply
 from calligram.errors import UserError
 from calligram.evaluation.recall import Precision
 from calligram.features.images.resize import least_side
+from calligram.features.transformers_models import transformer_layers
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
@@ -71,7 +73,7 @@ MAX_PARALLEL_PICTURES = 256
 """pictures that are encoded at the same time on a CPU; each needs memory"""
 
 NetworkPrecision = Literal["auto", "fp32"]
-"""of the networks that encode pictures and captions: auto is bfloat16 on devices that multiply such matrices faster"""
+"""of transformers that encode pictures and captions: auto is bfloat16 on devices that multiply such matrices faster"""
 Prepared = Tensor | Image.Image
 Row = dict[str, Any]
 
@@ -94,6 +96,17 @@ class ImageEncoder:
         """Least length of the sides of a decoded picture; 0 where the whole picture is needed."""
         pixels = self._input.pixel_input
         return 0 if pixels is None or self.feature is not None else least_side(pixels.size)
+
+    @property
+    def precision(self) -> Precision:
+        """In which its transformers run now; other networks always run in float32."""
+        return "bf16" if self._has_transformer and half_networks_apply(self.device) else "fp32"
+
+    @cached_property
+    def _has_transformer(self) -> bool:
+        networks = filter(None, (self.matcher, self._input.network))
+        modules = (module for network in networks for module in network.modules() if hasattr(module, "config"))
+        return any(transformer_layers(module) for module in modules)
 
     def reduced(self, image: Image.Image) -> Image.Image | None:
         """The smaller picture that ``prepare`` resizes from, which others can use too; None where there is none."""
@@ -240,9 +253,8 @@ class PictureEncoder:
         if not pictures:
             return []
         encoded = self.encoder.encode([picture.prepared[0] for picture in pictures])
-        precision: Precision = "bf16" if half_networks_apply(self.encoder.device) else "fp32"
         for picture, vector in zip(pictures, encoded.vectors, strict=True):
-            picture.row |= {"vector": as_bytes(vector), "precision": precision}
+            picture.row |= {"vector": as_bytes(vector), "precision": self.encoder.precision}
         if self.reranker is not None:
             if self.reranker is not self.encoder:
                 encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])

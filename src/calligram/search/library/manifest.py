@@ -68,7 +68,7 @@ class Manifest:
     """earlier versions with the time until which they are kept, for readers that have them open"""
     counts: Mapping[str, int] = field(default_factory=dict)
     precisions: tuple[str, ...] = ()
-    """of the networks that have encoded pictures: ``fp32``, ``bf16`` or both; empty if that was not recorded"""
+    """of transformers that have encoded pictures: ``fp32``, ``bf16`` or both; empty if that was not recorded"""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """checksums of the files of each table, by its folder within that of the generation; see ``checksums``"""
     mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
