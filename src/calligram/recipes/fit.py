@@ -125,7 +125,7 @@ def fit(
 
 
 def _refuse_settings_without_effect(own: PairsSettings, defaults: PairsSettings, *, inputs_given: bool) -> None:
-    """Refuse settings that a matcher object does not read, and those that inputs of the caller do not read.
+    """Refuse settings that neither a given matcher object nor given inputs read.
 
     Args:
         inputs_given: whether the caller gave inputs.

@@ -80,7 +80,7 @@ def delete_graphs(owner: nn.Module) -> None:
 
 
 def delete_unused_graphs(owner: nn.Module, *, compiled: bool) -> None:
-    """Keep only the graphs of an owner that were captured from compiled functions, or only those that were not.
+    """Keep the graphs of an owner that were captured with compilation, or the graphs that were captured without it.
 
     Args:
         compiled: whether functions are compiled from now on.
