@@ -56,7 +56,7 @@ class Pretrained(EmbeddingMatcher):
         return Encoded(mean_over_views(self._from_pixels, images))
 
     def _from_pixels(self, images: Tensor) -> Tensor:
-        with network_precision(self.model.vision_model, images):
+        with network_precision(self._tower("vision_model"), images):
             return _vectors(self.model.get_image_features(pixel_values=images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
@@ -65,8 +65,12 @@ class Pretrained(EmbeddingMatcher):
             texts, mask = self._pad_to_length(texts, mask), None
         elif mask is not None:
             mask = mask.long()
-        with network_precision(self.model.text_model, texts):
+        with network_precision(self._tower("text_model"), texts):
             return Encoded(_vectors(self.model.get_text_features(input_ids=texts, attention_mask=mask)))
+
+    def _tower(self, name: str) -> Any:
+        """One of the two networks; the whole model if it has another name for it."""
+        return getattr(self.model, name, self.model)
 
     def _pad_to_length(self, texts: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:

@@ -98,9 +98,9 @@ class ImageEncoder:
         return 0 if pixels is None or self.feature is not None else least_side(pixels.size)
 
     @property
-    def precision(self) -> Precision:
-        """In which its transformers run now; other networks always run in float32."""
-        return "bf16" if self._has_transformer and half_networks_apply(self.device) else "fp32"
+    def runs_in_half(self) -> bool:
+        """Whether it has transformers and they run in bfloat16 now; other networks always run in float32."""
+        return self._has_transformer and half_networks_apply(self.device)
 
     @cached_property
     def _has_transformer(self) -> bool:
@@ -176,6 +176,12 @@ class PictureEncoder:
         if models.reranker is None or models.reranker is models.matcher:
             return cls(source, encoder, encoder if models.reranker is not None else None)
         return cls(source, encoder, ImageEncoder(models.reranker, device))
+
+    @property
+    def precision(self) -> Precision:
+        """In which transformers run now, those of the matcher or those of the reranker."""
+        half = any(each is not None and each.runs_in_half for each in (self.encoder, self.reranker))
+        return "bf16" if half else "fp32"
 
     def run(self, pictures: Sequence[ScannedPicture], known: Container[str], track: Track = silent) -> Iterator[Row]:
         """Rows as in ``ENCODED_ROW``; the next pictures are prepared and encoded meanwhile.
@@ -254,7 +260,7 @@ class PictureEncoder:
             return []
         encoded = self.encoder.encode([picture.prepared[0] for picture in pictures])
         for picture, vector in zip(pictures, encoded.vectors, strict=True):
-            picture.row |= {"vector": as_bytes(vector), "precision": self.encoder.precision}
+            picture.row |= {"vector": as_bytes(vector), "precision": self.precision}
         if self.reranker is not None:
             if self.reranker is not self.encoder:
                 encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])
