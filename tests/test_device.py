@@ -6,6 +6,8 @@ import functools
 import logging
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,7 @@ from calligram.device import (
     compile_if_enabled,
     device_named,
     half_networks_apply,
+    half_networks_on,
     kernel_states,
     seed_random_numbers,
     use_compile,
@@ -105,6 +108,25 @@ def test_on_a_cpu_nothing_changes():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with without_cudnn_attention(torch.zeros(1)):
         assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+def test_half_networks_are_of_one_thread():
+    inside, leave = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        with use_half_networks():
+            inside.set()
+            leave.wait(60)
+        return half_networks_on()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        inside.wait(60)
+        with use_half_networks(False):
+            leave.set()
+            assert not working.result()
+            assert not half_networks_on()
+    assert not half_networks_on()
 
 
 def test_transformers_are_in_half_precision_on_devices_that_multiply_it_unless_kernels_are_off(monkeypatch):

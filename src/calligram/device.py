@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
@@ -208,7 +209,9 @@ class _Switch:
             self.on = before
 
 
-_COMPILE, _GRAPHS, _KERNELS, _HALF = _Switch(), _Switch(), _Switch(on=True), _Switch()
+_COMPILE, _GRAPHS, _KERNELS = _Switch(), _Switch(), _Switch(on=True)
+_HALF = ContextVar("half networks", default=False)
+"""for a thread, because several threads may index at the same time, each in its own precision"""
 
 
 def use_compile(on: bool = True) -> AbstractContextManager[None]:
@@ -232,14 +235,27 @@ def asked_to_compile() -> float:
     return asked
 
 
-def use_half_networks(on: bool = True) -> AbstractContextManager[None]:
-    """Run transformers that are not trained in bfloat16 inside a block, on devices where ``half_networks_apply``."""
-    return _HALF.set(on and _KERNELS.on)
+@contextmanager
+def use_half_networks(on: bool = True) -> Iterator[None]:
+    """Run transformers that are not trained in bfloat16 inside a block, on devices where ``half_networks_apply``.
+
+    This holds for the present thread. Threads that work for it enter a block of their own, with ``half_networks_on``.
+    """
+    token = _HALF.set(on and _KERNELS.on)
+    try:
+        yield
+    finally:
+        _HALF.reset(token)
+
+
+def half_networks_on() -> bool:
+    """Whether this thread is in a block of ``use_half_networks``."""
+    return _HALF.get()
 
 
 def half_networks_apply(device: torch.device) -> bool:
     """Whether transformers that are not trained run in bfloat16 on a device now."""
-    return _HALF.on and multiplies_bfloat16(device.type)
+    return half_networks_on() and multiplies_bfloat16(device.type)
 
 
 @functools.cache

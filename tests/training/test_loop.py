@@ -78,7 +78,9 @@ def test_dev_alone_is_measured_with_networks_in_half_precision(tiny, tmp_path, m
     """On the devices of a list, unless ``speed=plain``."""
     monkeypatch.setattr(loop, "HALF_DEV_DEVICES", devices)
     seen, encode = [], VSE.encode_images
-    monkeypatch.setattr(VSE, "encode_images", lambda *a: seen.append((device._HALF.on, a[0].training)) or encode(*a))
+    monkeypatch.setattr(
+        VSE, "encode_images", lambda *a: seen.append((device.half_networks_on(), a[0].training)) or encode(*a)
+    )
     run(tiny, tmp_path / "run", "epochs=1", f"speed={speed}")
     assert set(seen) == {(False, True), (half, False)}
     matcher, inputs = Run.open(tmp_path / "run").load()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -52,6 +53,19 @@ def test_transformers_in_bfloat16_give_nearly_the_same_vectors(
     index_source(models, photos, half, precision="fp32")
     assert read_manifest(half).precisions == ("bf16", "fp32")
     assert "pictures encoded in bf16 and fp32" in read_manifest(half).lines()
+
+
+def test_threads_that_index_at_the_same_time_have_their_own_precision(tiny_clip, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
+    names = [f"{precision}-{number}" for number in range(3) for precision in ("auto", "fp32")]
+
+    def work(name):
+        index_source(LibraryMatchers.load(tiny_clip), photos, tmp_path / name, precision=name.partition("-")[0])
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(work, names))
+    found = {name: read_manifest(tmp_path / name).precisions for name in names}
+    assert found == {name: ("bf16",) if name.startswith("auto") else ("fp32",) for name in names}
 
 
 def test_convolutional_networks_stay_in_float32(models, photos, tmp_path, monkeypatch):

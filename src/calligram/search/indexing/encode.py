@@ -26,7 +26,7 @@ from calligram.data.pictures import (
     segments,
     worker_threads,
 )
-from calligram.device import half_networks_apply
+from calligram.device import half_networks_apply, half_networks_on, use_half_networks
 from calligram.errors import UserError
 from calligram.evaluation.recall import Precision
 from calligram.features.images.resize import least_side
@@ -168,6 +168,8 @@ class PictureEncoder:
     encoder: ImageEncoder
     reranker: ImageEncoder | None
     batch: int = field(default_factory=lambda: BATCH_PICTURES)
+    half: bool = field(default_factory=half_networks_on)
+    """whether the threads that encode use half networks: as the thread that makes this"""
 
     @classmethod
     def of(cls, models: LibraryMatchers, source: PictureSource, device: torch.device | str) -> PictureEncoder:
@@ -258,13 +260,14 @@ class PictureEncoder:
     def _encode(self, pictures: Sequence[DecodedPicture]) -> list[Row]:
         if not pictures:
             return []
-        encoded = self.encoder.encode([picture.prepared[0] for picture in pictures])
-        for picture, vector in zip(pictures, encoded.vectors, strict=True):
-            picture.row |= {"vector": as_bytes(vector), "precision": self.precision}
-        if self.reranker is not None:
-            if self.reranker is not self.encoder:
-                encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])
-            _add_parts(pictures, encoded)
+        with use_half_networks(self.half):
+            encoded, precision = self.encoder.encode([picture.prepared[0] for picture in pictures]), self.precision
+            for picture, vector in zip(pictures, encoded.vectors, strict=True):
+                picture.row |= {"vector": as_bytes(vector), "precision": precision}
+            if self.reranker is not None:
+                if self.reranker is not self.encoder:
+                    encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])
+                _add_parts(pictures, encoded)
         return [_checked(picture.row) for picture in pictures]
 
 
