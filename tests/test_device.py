@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +20,8 @@ from calligram.device import (
     IndependentDropout,
     compile_if_enabled,
     device_named,
-    half_networks_apply,
     half_networks_on,
+    half_precision,
     kernel_states,
     seed_random_numbers,
     use_compile,
@@ -129,23 +130,27 @@ def test_half_networks_are_of_one_thread():
     assert not half_networks_on()
 
 
-def test_transformers_are_in_half_precision_on_devices_that_multiply_it_unless_kernels_are_off(monkeypatch):
-    monkeypatch.setattr(switches, "multiplies_bfloat16", {"cuda"}.__contains__)
+def test_half_precision_needs_a_fast_device_and_is_off_where_kernels_are_off(monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *half: half)
+    monkeypatch.setattr(switches, "has_fast_bfloat16", {"cuda"}.__contains__)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    with use_half_networks():
-        assert half_networks_apply(gpu)
-        assert not half_networks_apply(cpu)
-    with use_kernels(False), use_half_networks():
-        assert not half_networks_apply(gpu)
-    assert not half_networks_apply(gpu)
+    with use_half_networks() as block:
+        assert isinstance(half_precision(cpu), nullcontext)
+        assert not block.used
+        assert half_precision(gpu) == ("cuda", torch.bfloat16)
+        assert block.used
+    with use_kernels(False), use_half_networks() as block:
+        assert isinstance(half_precision(gpu), nullcontext)
+        assert not block.used
+    assert isinstance(half_precision(gpu), nullcontext)
 
 
 @pytest.mark.parametrize(
     ("capabilities", "expected"), [({"amx_bf16": True}, True), ({"amx_bf16": False}, False), ({}, False)]
 )
-def test_a_cpumultiplies_bfloat16_with_amx(monkeypatch, capabilities, expected):
+def test_a_cpu_has_fast_bfloat16_with_amx(monkeypatch, capabilities, expected):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert switches.multiplies_bfloat16.__wrapped__("cpu") is expected
+    assert switches.has_fast_bfloat16.__wrapped__("cpu") is expected
 
 
 @pytest.fixture

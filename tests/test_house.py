@@ -155,7 +155,9 @@ def test_the_design_names_files_that_exist():
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
     top = Path(__file__).parent.parent
     files = [f"/{file}" for file, _ in trees()]
-    files += [file.as_posix() for folder in ("tests", "examples", "docs", "bench") for file in (top / folder).rglob("*.py")]
+    files += [
+        file.as_posix() for folder in ("tests", "examples", "docs", "bench") for file in (top / folder).rglob("*.py")
+    ]
     assert len(named) > 50
     assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
@@ -210,7 +211,17 @@ class _Switch:
 
 
 _COMPILE, _GRAPHS, _KERNELS = _Switch(), _Switch(), _Switch(on=True)
-_HALF = ContextVar("half networks", default=False)
+
+
+@dataclass
+class HalfNetworks:
+    """Whether networks may run in bfloat16 in a block, and whether one did."""
+
+    on: bool = False
+    used: bool = False
+
+
+_HALF = ContextVar("half networks", default=HalfNetworks())  # noqa: B039  it is off, and a block sets its own
 """for a thread, because several threads may index at the same time, each in its own precision"""
 
 
@@ -236,48 +247,52 @@ def asked_to_compile() -> float:
 
 
 @contextmanager
-def use_half_networks(on: bool = True) -> Iterator[None]:
-    """Run transformers that are not trained in bfloat16 inside a block, on devices where ``half_networks_apply``.
+def use_half_networks(on: bool = True) -> Iterator[HalfNetworks]:
+    """Run transformers that are not trained in bfloat16 inside a block, on devices with fast bfloat16.
 
     This holds for the present thread. Threads that work for it enter a block of their own, with ``half_networks_on``.
     """
-    token = _HALF.set(on and _KERNELS.on)
+    token = _HALF.set(HalfNetworks(on and _KERNELS.on))
     try:
-        yield
+        yield _HALF.get()
     finally:
         _HALF.reset(token)
 
 
 def half_networks_on() -> bool:
     """Whether this thread is in a block of ``use_half_networks``."""
-    return _HALF.get()
+    return _HALF.get().on
 
 
-def half_networks_apply(device: torch.device) -> bool:
-    """Whether transformers that are not trained run in bfloat16 on a device now."""
-    return half_networks_on() and multiplies_bfloat16(device.type)
+def half_precision(device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of a network that may run in bfloat16; the block of ``use_half_networks`` notes if it does."""
+    block = _HALF.get()
+    if not (block.on and has_fast_bfloat16(device.type)):
+        return nullcontext()
+    block.used = True
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 @functools.cache
-def multiplies_bfloat16(device_type: str) -> bool:
-    """Whether a kind of device has units for matrix products in bfloat16: GPUs of NVIDIA, and CPUs of Intel with AMX.
+def has_fast_bfloat16(device_type: str) -> bool:
+    """Whether a kind of device has units for matrix products in bfloat16.
 
-    Other CPUs are slower in bfloat16 than in float32: with AVX2 alone up to 25 times (``bench/training_steps.py``).
+    GPUs of NVIDIA have them since compute capability 8.0, and CPUs of Intel with AMX. Other devices are slower in
+    bfloat16 than in float32: CPUs with AVX2 alone up to 25 times (``bench/training_steps.py``).
     """
     if device_type == "cpu":
         found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch have none
         return bool(found.get("amx_bf16"))
-    return device_type == "cuda"
+    return device_type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def step_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return the precision in which steps are taken: float32 on a CPU that is slower in the one of the settings."""
-    if device.type != "cpu" or precision == "fp32" or (precision == "bf16" and multiplies_bfloat16("cpu")):
-        return precision
-    log.info(
-        "precision=%s is slower on this CPU: steps are taken in float32 (speed=plain keeps %s)", precision, precision
-    )
-    return "fp32"
+    """Return the precision in which steps are taken: float32 on a CPU that is slower in the one of the settings.
+
+    No CPU is faster in float16.
+    """
+    slower = device.type == "cpu" and (precision == "fp16" or not has_fast_bfloat16("cpu"))
+    return "fp32" if slower else precision
 
 
 def use_cuda_graphs(on: bool = True) -> AbstractContextManager[None]:

@@ -64,6 +64,9 @@ def here(tmp_path_factory):
     for number in range(9):
         Image.effect_noise((40, 30), 20 + 5 * number).convert("RGB").save(folder / "photos" / f"{number}.jpg")
     (folder / "photos" / "broken.jpg").write_bytes(b"not a picture")
+    (folder / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / "model" / name).touch()
     return folder
 
 
@@ -114,6 +117,7 @@ def test_the_precision_of_networks_is_chosen_and_shown(calligram):
     ("arguments", "message"),
     [
         (["index"], "a folder of pictures is needed"),
+        (["index", "model"], "model is a model; give a folder of pictures after it: calligram index model photos"),
         (["index", "nowhere/at/all", "photos", "--out", "x"], "'nowhere/at/all' could not be loaded"),
         (["index", "run", "nowhere", "--out", "x"], "nowhere is not a folder; SOURCE is a folder of pictures"),
         (["index", "run", "photos", "--out", "photos"], "photos exists and is not a library"),

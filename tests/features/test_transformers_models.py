@@ -80,7 +80,7 @@ def test_a_network_that_reads_numbers_is_run_for_its_shapes():
 
 
 def test_transformers_alone_run_in_bfloat16_and_only_without_gradients(monkeypatch):
-    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda device_type: True)
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     transformer = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
     convolutional = transformers.ResNetModel(

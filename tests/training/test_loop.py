@@ -284,15 +284,43 @@ def test_modules_can_have_their_own_learning_rate_and_unknown_modules_are_refuse
 @pytest.mark.parametrize("fast", [True, False])
 def test_lower_precision_trains_where_it_is_fast(tiny, tmp_path, monkeypatch, fast):
     """Where it is slow, the steps are those of float32, unless ``speed=plain`` asks for what the settings say."""
-    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: fast)
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda device_type: fast)
     settings = {"full": ("precision=fp32",), "half": ("precision=bf16",), "plain": ("precision=bf16", "speed=plain")}
     for name, changes in settings.items():
         assert run(tiny, tmp_path / name, "epochs=2", *changes)["rsum"] > 0
     full, half, plain = (numbers(tmp_path / name) for name in settings)
     assert (half == full) != fast
     assert plain != full
-    assert Run(tmp_path / "half").about.get("speed") == (None if fast else {"precision": "fp32"})
-    assert "speed" not in Run(tmp_path / "plain").about
+    assert Run(tmp_path / "half").about["speed"] == {"precision": "bf16" if fast else "fp32"}
+    assert Run(tmp_path / "plain").about["speed"] == {"precision": "bf16"}
+    assert "speed" not in Run(tmp_path / "full").about
+
+
+def test_a_run_that_goes_on_in_another_precision_says_so(tiny, tmp_path, monkeypatch, caplog):
+    fast, changes = [False], ("epochs=2", "precision=bf16")
+    monkeypatch.setattr(device, "has_fast_bfloat16", lambda device_type: fast[0])
+    end_epoch = loop._Trainer._end_epoch
+    monkeypatch.setattr(loop._Trainer, "_end_epoch", interrupt_after(end_epoch))
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, tmp_path / "run", *changes)
+    monkeypatch.setattr(loop._Trainer, "_end_epoch", end_epoch)
+    fast[0] = True
+    run(tiny, tmp_path / "run", *changes, resume=True)
+    assert Run(tmp_path / "run").about["speed"] == {"precision": "fp32, then bf16"}
+    assert "took its steps in fp32 and goes on in bf16" in caplog.text
+    fast[0] = False
+    run(tiny, tmp_path / "run", *changes, resume=True)  # it is complete
+    assert Run(tmp_path / "run").about["speed"] == {"precision": "fp32, then bf16"}
+
+
+def interrupt_after(function):
+    """The function, and then Ctrl-C."""
+
+    def call(*arguments):
+        function(*arguments)
+        raise KeyboardInterrupt
+
+    return call
 
 
 def test_accumulating_two_batches_takes_half_the_steps(tiny, tmp_path):

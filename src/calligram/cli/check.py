@@ -34,7 +34,7 @@ def check(
     if not found:
         console.print("no damage")
         return
-    if not repair:
+    if not repair and not any(path_.name == "library.json" for path_, _, _ in found):  # nothing can be read without it
         console.print(f"{command('calligram', 'check', path, '--repair')} mends what can be made again", soft_wrap=True)
     raise typer.Exit(1)
 

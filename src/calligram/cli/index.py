@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 """what makes a folder a run; as in ``models.catalog``, whose import takes seconds"""
+MODEL_FILE = "config.json"
+"""what the folder of a model of transformers has beside its weights"""
 SHOWN_PRESETS = 3
 """presets that ``calligram models`` lists"""
 COUNT_LABELS = {
@@ -75,7 +77,7 @@ def index(
     rebuild: Annotated[
         bool,
         typer.Option(
-            help="Build the library again with another matcher. The old one serves until the new one is complete."
+            help="Encode everything again, also with another matcher. The old library serves until the new one is whole."
         ),
     ] = False,
     read_text: Annotated[
@@ -89,9 +91,12 @@ def index(
     problems: Annotated[Path | None, typer.Option(help="Only list the unusable files of this library.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     precision: Annotated[
-        Literal["auto", "fp32"],
-        typer.Option(help="Of transformers: auto is bfloat16 on GPUs and on CPUs with AMX, which is faster."),
-    ] = "auto",
+        Literal["auto", "fp32"] | None,
+        typer.Option(
+            help="Of transformers: auto is bfloat16 where it is faster, on GPUs and on CPUs with AMX; fp32 is float32 "
+            "everywhere. The default is as before, and auto for a new library.",
+        ),
+    ] = None,
 ) -> None:
     """Put a folder of pictures, or a collection, into a library. Run it again to update the library.
 
@@ -101,7 +106,8 @@ def index(
         _list_problems(problems, engine)
         return
     run, source, out = _choices(run, source, out, offline)
-    stopped = "stopped; the library keeps what was committed (every 20 seconds), and the same command continues"
+    kept = "the library keeps what was committed" if shard is None else "the shard keeps what was written"
+    stopped = f"stopped; {kept} (every 20 seconds), and the same command continues"
     with stop_at_once(stopped), show_spinner("loading") as spinner:
         with fast_imports():
             import_lancedb_for_command()
@@ -161,6 +167,10 @@ def _choices(run: str | None, source: Path | None, out: Path | None, offline: bo
         raise UserError(
             f"{run} is {what}; SOURCE is a folder of pictures or a collection, as in "
             f"{command('calligram', 'index', run, 'photos')} or {command('calligram', 'index', 'photos')}"
+        )
+    if (source / MODEL_FILE).is_file() and any(source.glob("*.safetensors")):
+        raise UserError(
+            f"{run} is a model; give a folder of pictures after it: {command('calligram', 'index', run, 'photos')}"
         )
     out = out or library_of(source)
     if (out / MANIFEST).is_file():

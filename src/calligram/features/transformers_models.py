@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from calligram.device import compile_enabled, device_of, half_networks_apply
+from calligram.device import compile_enabled, device_of, half_networks_on, half_precision
 from calligram.errors import UserError
 from calligram.extras import require
 from calligram.hub import look_for_hub
@@ -170,14 +170,14 @@ def transformer_layers(model: Any) -> list[nn.Module]:
 
 
 def network_precision(model: Any, tensor: Tensor) -> AbstractContextManager[object]:
-    """Return the context in which a model runs: bfloat16 for a transformer where ``half_networks_apply``.
+    """Return the context in which a model runs: that of ``half_precision`` for a transformer that is not trained.
 
-    The states of the model become float32 again, and all that follows is computed in float32. Models that are trained
-    run as the loop says. Convolutional networks lose too much: the recall of an EfficientNet-Lite2 fell by 2 of 290
-    points (``bench/network_precision.py``).
+    A transformer is a model whose ``transformer_layers`` are found. Its states become float32 again, and all that
+    follows is computed in float32. A model that is trained runs as the loop says. Convolutional networks lose too much:
+    the recall of an EfficientNet-Lite2 fell by 2 of 290 points (``bench/network_precision.py``).
     """
-    half = not torch.is_grad_enabled() and half_networks_apply(tensor.device) and transformer_layers(model)
-    return torch.autocast(tensor.device.type, torch.bfloat16) if half else nullcontext()
+    allowed = half_networks_on() and not torch.is_grad_enabled() and transformer_layers(model)
+    return half_precision(tensor.device) if allowed else nullcontext()
 
 
 def run_with_compiled_layers(model: Any, run: Callable[[], Any], *, shape: torch.Size | None = None) -> Any:

@@ -42,7 +42,7 @@ from calligram.training.objectives.objective import (
     restore_optimizer,
 )
 from calligram.training.runs import BackgroundSaver, Run
-from calligram.training.speed_trial import HALF_DEV_DEVICES, SpeedTrial
+from calligram.training.speed_trial import HALF_DEV_DEVICES, SpeedTrial, record_precision
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +174,8 @@ class _Trainer:
         if restored:
             with state_errors(self.run.folder):
                 self._restore(tensors, position)
-        if self.processes.first and self.precision != self.loop.precision:
-            self.run.add_entries(speed={"precision": self.precision})
+        if self.processes.first and self.loop.precision != "fp32" and not self.run.complete:
+            record_precision(self.run, self.loop.precision, self.precision)
         with self.saver:
             for number in range(int(position["stage"]), len(self.stages)):
                 resumed = number == position["stage"]

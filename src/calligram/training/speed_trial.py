@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
-from calligram.device import asked_to_compile, use_compile, use_cuda_graphs
+from calligram.device import Precision, asked_to_compile, use_compile, use_cuda_graphs
 from calligram.training.cuda_graphs import delete_graphs, delete_unused_graphs, replays_of
+
+if TYPE_CHECKING:
+    from calligram.training.runs import Run
+
+log = logging.getLogger(__name__)
 
 HALF_DEV_DEVICES = {"cuda"}
 """types of devices on which transformers are in bfloat16 while dev is measured, whose metrics only select an epoch"""
@@ -37,6 +43,23 @@ class Way(NamedTuple):
     def name(self) -> str:
         """Its name in ``run.json``."""
         return " and ".join(["graphs"] * self.graphs + ["compiled"] * self.compiled) or "plain"
+
+
+def record_precision(run: Run, settings: Precision, steps: Precision) -> None:
+    """Record in ``run.json`` in which precision steps are taken, and say where it is not that of the settings.
+
+    A run that is resumed on another kind of device may go on in another precision.
+    """
+    speed = run.about.get("speed", {})
+    before = str(speed.get("precision", steps))
+    if before.split(", then ")[-1] != steps:
+        log.warning("%s took its steps in %s and goes on in %s: they differ now", run.folder, before, steps)
+        steps_so_far = f"{before}, then {steps}"
+    else:
+        steps_so_far = before
+    if steps != settings:
+        log.info("precision=%s is slower on this CPU: steps are taken in float32 (not with speed=plain)", settings)
+    run.add_entries(speed={**speed, "precision": steps_so_far})
 
 
 @contextmanager

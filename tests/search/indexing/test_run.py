@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from calligram import device
 from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.picture_formats import PICTURE_FORMATS
@@ -20,7 +18,6 @@ from calligram.search.indexing.encode import ImageEncoder, PictureEncoder
 from calligram.search.indexing.run import index_source
 from calligram.search.indexing.sources import open_source
 from calligram.search.library.library import Library
-from calligram.search.library.manifest import read_manifest
 from calligram.search.library.matchers import LibraryMatchers
 
 
@@ -34,44 +31,6 @@ def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models,
         given = images.finish(images.images([Image.open(photos / path).convert("RGB")]))
         vector = models.matcher.matcher.encode_images(given).vectors[0].detach().numpy()
         np.testing.assert_allclose(found[path][1], vector / np.linalg.norm(vector), atol=1e-3)
-
-
-def test_transformers_in_bfloat16_give_nearly_the_same_vectors(
-    tiny_clip, photos, tmp_path, photograph, contents, monkeypatch
-):
-    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
-    models, half, full = LibraryMatchers.load(tiny_clip), tmp_path / "half", tmp_path / "full"
-    for out, precision in ((half, "auto"), (full, "fp32")):
-        index_source(models, photos, out, precision=precision)
-    assert read_manifest(half).precisions == ("bf16",)
-    assert read_manifest(full).precisions == ("fp32",)
-    one, two = (np.stack([vector for _, (_, vector) in sorted(contents(out).items())]) for out in (half, full))
-    assert (one != two).any()
-    assert (one * two).sum(1).min() > 0.999
-
-    photograph(photos / "fresh.jpg", 40)
-    index_source(models, photos, half, precision="fp32")
-    assert read_manifest(half).precisions == ("bf16", "fp32")
-    assert "pictures encoded in bf16 and fp32" in read_manifest(half).lines()
-
-
-def test_threads_that_index_at_the_same_time_have_their_own_precision(tiny_clip, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
-    names = [f"{precision}-{number}" for number in range(3) for precision in ("auto", "fp32")]
-
-    def work(name):
-        index_source(LibraryMatchers.load(tiny_clip), photos, tmp_path / name, precision=name.partition("-")[0])
-
-    with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(work, names))
-    found = {name: read_manifest(tmp_path / name).precisions for name in names}
-    assert found == {name: ("bf16",) if name.startswith("auto") else ("fp32",) for name in names}
-
-
-def test_convolutional_networks_stay_in_float32(models, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "multiplies_bfloat16", lambda device_type: True)
-    index_source(models, photos, tmp_path / "library")
-    assert read_manifest(tmp_path / "library").precisions == ("fp32",)
 
 
 def test_nothing_changed_means_nothing_written(models, photos, indexed, done):
@@ -319,8 +278,6 @@ def test_an_empty_folder_makes_an_empty_library(models, tmp_path):
 
 def test_a_table_of_captions_that_is_not_read_causes_a_warning(small_run, tmp_path, caplog):
     from PIL import Image
-
-    from calligram.search.library.matchers import LibraryMatchers
 
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 20), "red").save(tmp_path / "photos" / "one.png")

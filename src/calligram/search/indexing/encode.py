@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -26,11 +25,9 @@ from calligram.data.pictures import (
     segments,
     worker_threads,
 )
-from calligram.device import half_networks_apply, half_networks_on, use_half_networks
+from calligram.device import half_networks_on, use_half_networks
 from calligram.errors import UserError
-from calligram.evaluation.recall import Precision
 from calligram.features.images.resize import least_side
-from calligram.features.transformers_models import transformer_layers
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
@@ -61,8 +58,8 @@ ENCODED_ROW = pa.schema(
         },
     }
 )
-"""a row has a problem, or encodings with the precision of the networks, or neither where the library has its content
-already"""
+"""a row has a problem, or encodings, or neither where the library has its content already; ``precision`` is ``bf16`` if
+a network ran in bfloat16"""
 CONTENT_HASH_BYTES = 16
 BATCH_PICTURES = 64
 PREPARED_BATCHES = 3
@@ -76,6 +73,21 @@ NetworkPrecision = Literal["auto", "fp32"]
 """of transformers that encode pictures and captions: auto is bfloat16 on devices that multiply such matrices faster"""
 Prepared = Tensor | Image.Image
 Row = dict[str, Any]
+
+
+def wants_half_networks(precision: NetworkPrecision | None, before: Sequence[str]) -> bool:
+    """Whether pictures may be encoded in bfloat16.
+
+    Args:
+        precision: as the user chose; None for the precision of the pictures that are encoded already.
+        before: precisions of these, empty if there are none.
+
+    Raises:
+        UserError: for another precision.
+    """
+    if precision not in (None, "auto", "fp32"):
+        raise UserError(f"precision must be auto or fp32, or None for as before, got {precision!r}")
+    return precision == "auto" or (precision is None and tuple(before) != ("fp32",))
 
 
 class ImageEncoder:
@@ -96,17 +108,6 @@ class ImageEncoder:
         """Least length of the sides of a decoded picture; 0 where the whole picture is needed."""
         pixels = self._input.pixel_input
         return 0 if pixels is None or self.feature is not None else least_side(pixels.size)
-
-    @property
-    def runs_in_half(self) -> bool:
-        """Whether it has transformers and they run in bfloat16 now; other networks always run in float32."""
-        return self._has_transformer and half_networks_apply(self.device)
-
-    @cached_property
-    def _has_transformer(self) -> bool:
-        networks = filter(None, (self.matcher, self._input.network))
-        modules = (module for network in networks for module in network.modules() if hasattr(module, "config"))
-        return any(transformer_layers(module) for module in modules)
 
     def reduced(self, image: Image.Image) -> Image.Image | None:
         """The smaller picture that ``prepare`` resizes from, which others can use too; None where there is none."""
@@ -178,12 +179,6 @@ class PictureEncoder:
         if models.reranker is None or models.reranker is models.matcher:
             return cls(source, encoder, encoder if models.reranker is not None else None)
         return cls(source, encoder, ImageEncoder(models.reranker, device))
-
-    @property
-    def precision(self) -> Precision:
-        """In which transformers run now, those of the matcher or those of the reranker."""
-        half = any(each is not None and each.runs_in_half for each in (self.encoder, self.reranker))
-        return "bf16" if half else "fp32"
 
     def run(self, pictures: Sequence[ScannedPicture], known: Container[str], track: Track = silent) -> Iterator[Row]:
         """Rows as in ``ENCODED_ROW``; the next pictures are prepared and encoded meanwhile.
@@ -260,14 +255,16 @@ class PictureEncoder:
     def _encode(self, pictures: Sequence[DecodedPicture]) -> list[Row]:
         if not pictures:
             return []
-        with use_half_networks(self.half):
-            encoded, precision = self.encoder.encode([picture.prepared[0] for picture in pictures]), self.precision
+        with use_half_networks(self.half) as half:
+            encoded = self.encoder.encode([picture.prepared[0] for picture in pictures])
             for picture, vector in zip(pictures, encoded.vectors, strict=True):
-                picture.row |= {"vector": as_bytes(vector), "precision": precision}
+                picture.row["vector"] = as_bytes(vector)
             if self.reranker is not None:
                 if self.reranker is not self.encoder:
                     encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])
                 _add_parts(pictures, encoded)
+        for picture in pictures:
+            picture.row["precision"] = "bf16" if half.used else "fp32"
         return [_checked(picture.row) for picture in pictures]
 
 

@@ -35,7 +35,7 @@ def stage_over_ray(
     *,
     rebuild: bool = False,
     device: str = "auto",
-    precision: NetworkPrecision = "auto",
+    precision: NetworkPrecision | None = None,
     track: Track = silent,
 ) -> int:
     """Encode a source with one shard for each GPU, or for each CPU core, of the cluster.
@@ -86,7 +86,7 @@ def _stage_shard(
     out: str,
     shard: tuple[int, int],
     device: str,
-    precision: NetworkPrecision,
+    precision: NetworkPrecision | None,
     rebuild: bool,
     processes: int,
     code: tuple[str, ...],

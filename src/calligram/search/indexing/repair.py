@@ -22,6 +22,7 @@ from calligram.files import lock_folder
 from calligram.models.damage import Damage, file_damage
 from calligram.progress import Track, silent
 from calligram.search.indexing.diff import COPY_FILE, intact_copy, read_copy, restore_from_copy, write_copy
+from calligram.search.indexing.encode import wants_half_networks
 from calligram.search.indexing.run import IndexingRun, OpenedWriter, index_source, remove_library_leftovers
 from calligram.search.indexing.sources import reopen
 from calligram.search.indexing.writer import LibraryWriter
@@ -140,7 +141,7 @@ def mend_library(
     models = LibraryMatchers.load(str(named["matcher"]), named["reranker"] or NO_RERANKER, named["localizer"])
     sources = [reopen(source) for source in manifest.sources]
     models.check(manifest, folder, sources[-1].root)
-    half = manifest.precisions != ("fp32",)
+    half = wants_half_networks(None, manifest.precisions)
     try:
         counts: Counter[str] = Counter()
         with lock_folder(folder, "library"), use_half_networks(half):

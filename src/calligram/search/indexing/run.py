@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +17,7 @@ from typing import Any
 
 import torch
 
-from calligram.device import use_half_networks
+from calligram.device import device_named, use_half_networks
 from calligram.errors import UserError, command
 from calligram.files import lock_folder, move_file
 from calligram.memory import return_freed_memory
@@ -30,7 +32,13 @@ from calligram.search.indexing.diff import (
     forgotten_rows,
     pictures_to_encode,
 )
-from calligram.search.indexing.encode import NetworkPrecision, PictureEncoder, Row, row_batches
+from calligram.search.indexing.encode import (
+    NetworkPrecision,
+    PictureEncoder,
+    Row,
+    row_batches,
+    wants_half_networks,
+)
 from calligram.search.indexing.shards import remove_staged, staged_rows
 from calligram.search.indexing.sources import (
     CollectionSource,
@@ -54,6 +62,8 @@ from calligram.search.library.manifest import (
 )
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.library.tables import empty_indexes, old_batches
+
+log = logging.getLogger(__name__)
 
 COMMIT_ROWS = 4096
 COMMIT_SECONDS = 20.0
@@ -84,8 +94,8 @@ def index(
     rebuild: bool = False,
     read_text: bool | None = None,
     towns: bool | None = None,
-    device: torch.device | str = "cpu",
-    precision: NetworkPrecision = "auto",
+    device: torch.device | str = "auto",
+    precision: NetworkPrecision | None = None,
     track: Track = silent,
 ) -> IndexReport:
     """Put pictures into the library in ``out``, or bring it up to date.
@@ -102,9 +112,10 @@ def index(
         read_text: also find text inside pictures; by default if the library has it.
         towns: also name the nearest town of each position; by default if the library has it.
         device: where pictures are encoded.
-        precision: of the networks, see ``NetworkPrecision``.
+        precision: of transformers, see ``NetworkPrecision``; by default as before, and ``auto`` for a new library.
         track: shows progress.
     """
+    device = device_named(device) if isinstance(device, str) else device
     models = LibraryMatchers.load(run, reranker, localizer, None if rebuild else Path(out))
     added = {TEXT_COLUMN: read_text, PLACE_COLUMN: towns}
     how: Any = {"engine": index, "again": again, "rebuild": rebuild, "device": device, "precision": precision}
@@ -121,7 +132,7 @@ def index_source(
     rebuild: bool = False,
     added: Mapping[str, bool | None] = MappingProxyType({}),
     device: torch.device | str = "cpu",
-    precision: NetworkPrecision = "auto",
+    precision: NetworkPrecision | None = None,
     track: Track = silent,
 ) -> IndexReport:
     """Bring the library in ``out`` up to date with a source.
@@ -135,16 +146,18 @@ def index_source(
         rebuild: encode everything again, for another matcher; the old library can be searched until that is done.
         added: whether to compute columns of ``added_columns``, by name; by default the columns of the library.
         device: where pictures are encoded.
-        precision: of the networks, see ``NetworkPrecision``.
+        precision: of transformers, see ``NetworkPrecision``; by default as before, and ``auto`` for a new library.
         track: shows progress.
     """
     start = time.perf_counter()
+    wants_half_networks(precision, ())
     opened = open_source(source)
     check_readable(models, opened)
     refuse_other_folder(out)
     warn_of_captions_table(opened)
-    with lock_folder(out, "library"), use_half_networks(precision == "auto"):
-        writing = open_for_writing(out, models, source, engine, rebuild=rebuild)
+    with lock_folder(out, "library"), ExitStack() as stack:
+        writing = open_for_writing(out, models, source, engine, rebuild=rebuild, precision=precision)
+        stack.enter_context(use_half_networks(wants_half_networks(precision, writing.writer.manifest.precisions)))
         counts: Counter[str] = Counter()
         wanted = wanted_columns(added, (writing.replaced or writing.writer.manifest).kinds)
         for each in writing.sources(opened):
@@ -272,7 +285,13 @@ class OpenedWriter:
 
 
 def open_for_writing(
-    out: Path, models: LibraryMatchers, source: Path, engine: str | None, *, rebuild: bool
+    out: Path,
+    models: LibraryMatchers,
+    source: Path,
+    engine: str | None,
+    *,
+    rebuild: bool,
+    precision: NetworkPrecision | None,
 ) -> OpenedWriter:
     """A writer for the library in ``out``; the caller holds its lock."""
     before = _previous_manifest(out, rebuild=rebuild)
@@ -281,11 +300,13 @@ def open_for_writing(
     others = _other_sources(out, before, source.resolve()) if rebuild else []
     remove_library_leftovers(out, before)
     if rebuild:
-        return OpenedWriter(_replacement(out, before, models, engine), before, other_sources=others)
+        return OpenedWriter(_replacement(out, before, models, engine, precision), before, other_sources=others)
     models.check(before, out, source)
     if engine is not None and not same_address(engine, before.index):
         raise UserError(f"the vectors of {out} are in {before.index or 'its own folder'}; add --rebuild to move them")
     check_address(out, before, engine)
+    if precision == "fp32" and "bf16" in before.precisions:
+        log.warning("%s has vectors that were computed in bf16; add --rebuild to compute all in fp32", out)
     given = {name: model for name, model in models.records().items() if model is not None}
     now = replace(before, **given)  # type: ignore[arg-type]
     return OpenedWriter(LibraryWriter(out, now), manifest_changed=now != before)
@@ -330,7 +351,9 @@ def _fresh(models: LibraryMatchers, engine: str | None, generation: int) -> Mani
     return Manifest(dim=dim, generation=generation, index=engine, label=label, **named)  # type: ignore[arg-type]
 
 
-def _replacement(out: Path, before: Manifest, models: LibraryMatchers, engine: str | None) -> LibraryWriter:
+def _replacement(
+    out: Path, before: Manifest, models: LibraryMatchers, engine: str | None, precision: NetworkPrecision | None
+) -> LibraryWriter:
     """Continue an interrupted rebuild, or start one."""
     fresh = replace(_fresh(models, engine, before.generation + 1), sources=before.sources)
     if fresh.localizer is None:  # nothing stored depends on it, so keep it
@@ -338,7 +361,8 @@ def _replacement(out: Path, before: Manifest, models: LibraryMatchers, engine: s
     if (out / REBUILT).is_file():
         begun = read_manifest(out, REBUILT, writing=True)
         same = ("matcher", "reranker", "localizer", "generation", "index")
-        if all(getattr(begun, name) == getattr(fresh, name) for name in same):
+        coarser = precision == "fp32" and "bf16" in begun.precisions
+        if not coarser and all(getattr(begun, name) == getattr(fresh, name) for name in same):
             return LibraryWriter(out, begun, REBUILT)
         empty_indexes(out / str(begun.generation), begun, engine)
         (out / REBUILT).unlink()

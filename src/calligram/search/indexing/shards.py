@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from calligram.device import use_half_networks
+from calligram.device import half_networks_on, use_half_networks
 from calligram.errors import UserError
 from calligram.files import LOCK_FILE, lock_folder, replace_file, try_lock
 from calligram.progress import Track, silent
 from calligram.search.indexing.diff import LibraryState, diff, pictures_to_encode, short_hash
-from calligram.search.indexing.encode import ENCODED_ROW, NetworkPrecision, PictureEncoder, Row, row_batches
+from calligram.search.indexing.encode import (
+    ENCODED_ROW,
+    NetworkPrecision,
+    PictureEncoder,
+    Row,
+    row_batches,
+    wants_half_networks,
+)
 from calligram.search.indexing.sources import PictureSource, ScannedPicture, check_readable, open_source, shard_of
 from calligram.search.library.manifest import MANIFEST, STAGING, read_manifest, refuse_other_folder
 from calligram.search.library.matchers import LibraryMatchers
@@ -54,7 +61,7 @@ def stage_source(
     *,
     rebuild: bool = False,
     device: torch.device | str = "cpu",
-    precision: NetworkPrecision = "auto",
+    precision: NetworkPrecision | None = None,
     track: Track = silent,
 ) -> int:
     """Encode a shard of the pictures that the library in ``out`` lacks into its staging folder.
@@ -68,16 +75,20 @@ def stage_source(
         shard: which share of the pictures.
         rebuild: encode all pictures, for ``index_source`` with ``rebuild``.
         device: where pictures are encoded.
-        precision: of the networks.
+        precision: of transformers, see ``NetworkPrecision``; by default as before, and ``auto`` for a new library.
         track: shows progress.
     """
+    wants_half_networks(precision, ())
     opened = open_source(source)
     check_readable(models, opened)
     refuse_other_folder(out)
+    before: Sequence[str] = ()
     if not rebuild and (out / MANIFEST).is_file():
-        models.check(read_manifest(out), out, source)
+        manifest = read_manifest(out)
+        models.check(manifest, out, source)
+        before = manifest.precisions
     folder = _folder(out, opened) / f"{shard.number}-of-{shard.of}"
-    with lock_folder(folder, "shard"), use_half_networks(precision == "auto"):
+    with lock_folder(folder, "shard"), use_half_networks(wants_half_networks(precision, before)):
         _begin(folder, models)
         state = LibraryState(-1) if rebuild else _state(out, opened)
         pictures = shard_of(pictures_to_encode(diff(opened.scan(), state)), *shard)
@@ -131,10 +142,15 @@ def remove_staged(out: Path, source: PictureSource) -> None:
     shutil.rmtree(_folder(out, source), ignore_errors=True)
 
 
+def _is_precise(row: Row) -> bool:
+    """Whether a staged row has the precision that is wanted now, or a higher one."""
+    return half_networks_on() or row.get("precision") != "bf16"
+
+
 def _fits(row: Row, pictures: Mapping[str, ScannedPicture]) -> bool:
     """Whether a staged row is of a picture as it is now."""
     picture = pictures.get(row["key"])
-    return picture is not None and (picture.size, picture.mtime) == (row["bytes"], row["mtime"])
+    return picture is not None and _is_precise(row) and (picture.size, picture.mtime) == (row["bytes"], row["mtime"])
 
 
 def _folder(out: Path, source: PictureSource) -> Path:
@@ -182,7 +198,8 @@ def _state(out: Path, source: PictureSource) -> LibraryState:
 
 def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
     for file in folder.glob("*.parquet"):
-        yield from ((row["key"], row["bytes"], row["mtime"]) for row in _rows_of(file, ["key", "bytes", "mtime"]))
+        rows = _rows_of(file, ["key", "bytes", "mtime", "precision"])
+        yield from ((row["key"], row["bytes"], row["mtime"]) for row in rows if _is_precise(row))
 
 
 def _write(folder: Path, rows: list[Row]) -> None:

@@ -68,7 +68,7 @@ class Manifest:
     """earlier versions with the time until which they are kept, for readers that have them open"""
     counts: Mapping[str, int] = field(default_factory=dict)
     precisions: tuple[str, ...] = ()
-    """of transformers that have encoded pictures: ``fp32``, ``bf16`` or both; empty if that was not recorded"""
+    """of the networks that have encoded pictures: ``fp32``, ``bf16`` or both; empty for a new library"""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """checksums of the files of each table, by its folder within that of the generation; see ``checksums``"""
     mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def _from_json(content: Mapping[str, Any]) -> Manifest:
         versions={str(k): int(v) for k, v in content["versions"].items()},
         earlier=tuple((float(until), dict(versions)) for until, versions in content["earlier"]),
         counts=dict(content["counts"]),
-        precisions=tuple(content.get("precisions", ())),
+        precisions=tuple(content.get("precisions", ("fp32",) if content["versions"] else ())),
         files=dict(content.get("files", {})),
         mapped={str(name): dict(record) for name, record in (content.get("mapped") or {}).items()},
         scales=content["scales"] if isinstance(content.get("scales"), dict) else None,
