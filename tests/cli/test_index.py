@@ -117,7 +117,7 @@ def test_the_precision_of_networks_is_chosen_and_shown(calligram):
     ("arguments", "message"),
     [
         (["index"], "a folder of pictures is needed"),
-        (["index", "model"], "model is a model; give a folder of pictures after it: calligram index model photos"),
+        (["index", "model"], 'model is a model; give a folder of pictures after it: "calligram index model photos"'),
         (["index", "nowhere/at/all", "photos", "--out", "x"], "'nowhere/at/all' could not be loaded"),
         (["index", "run", "nowhere", "--out", "x"], "nowhere is not a folder; SOURCE is a folder of pictures"),
         (["index", "run", "photos", "--out", "photos"], "photos exists and is not a library"),

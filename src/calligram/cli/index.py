@@ -77,7 +77,7 @@ def index(
     rebuild: Annotated[
         bool,
         typer.Option(
-            help="Encode everything again, also with another matcher. The old library serves until the new one is whole."
+            help="Encode everything again, also with another matcher. The old library serves until that is complete."
         ),
     ] = False,
     read_text: Annotated[
