@@ -71,12 +71,8 @@ def test_a_run_records_the_kernels_that_it_used(tiny, tmp_path, monkeypatch):
     assert "kernels" not in Run(tmp_path / "plain").about
 
 
-@pytest.mark.parametrize(
-    ("devices", "speed", "half"), [({"cpu"}, "auto", True), ({"cpu"}, "plain", False), (set(), "auto", False)]
-)
-def test_dev_alone_is_measured_with_networks_in_half_precision(tiny, tmp_path, monkeypatch, devices, speed, half):
-    """On the devices of a list, unless ``speed=plain``."""
-    monkeypatch.setattr(loop, "HALF_DEV_DEVICES", devices)
+@pytest.mark.parametrize(("speed", "half"), [("auto", True), ("plain", False)])
+def test_dev_alone_is_measured_with_networks_in_half_precision(tiny, tmp_path, monkeypatch, speed, half):
     seen, encode = [], VSE.encode_images
     monkeypatch.setattr(
         VSE, "encode_images", lambda *a: seen.append((device.half_networks_on(), a[0].training)) or encode(*a)

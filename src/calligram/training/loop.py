@@ -42,7 +42,7 @@ from calligram.training.objectives.objective import (
     restore_optimizer,
 )
 from calligram.training.runs import BackgroundSaver, Run
-from calligram.training.speed_trial import HALF_DEV_DEVICES, SpeedTrial, record_precision
+from calligram.training.speed_trial import SpeedTrial, record_precision
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +96,9 @@ class Loop:
     log_steps: int = 10
     """steps from one line of losses in metrics.jsonl to the next; at most the steps of the shortest epoch"""
     speed: Speed = "auto"
-    """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
-    rounding; take the matrix products of float32 steps in TF32; measure dev with transformers in bfloat16. On a
-    CPU, take the steps in float32 if half precision is slower there.
-    plain: never; cached: batches in pieces"""
+    """auto: what is faster on the device, with the same results up to rounding. On a GPU: fused kernels, CUDA graphs,
+    compilation, and matrix products of float32 steps in TF32. On a CPU with slow half precision: steps in float32. With
+    fast bfloat16: transformers in it while dev is measured. plain: never; cached: batches in pieces"""
 
 
 def train(
@@ -336,7 +335,8 @@ class _Trainer:
             self.matcher.load_state_dict(self.average.weights)
         self.matcher.eval()
         try:
-            with torch.no_grad(), use_half_networks(self.device.type in HALF_DEV_DEVICES):
+            # Dev metrics only select an epoch. ``evaluate`` runs all networks in float32.
+            with torch.no_grad(), use_half_networks():
                 metrics = dict(self.evaluate(self.matcher))
         except NotFiniteError as error:
             raise UserError(

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HALF_DEV_DEVICES = {"cuda"}
-"""types of devices on which transformers are in bfloat16 while dev is measured, whose metrics only select an epoch"""
-
 GRAPH_MIN_SECONDS = 20.0
 """CUDA graphs are tried if the rest of a stage takes at least so long without them"""
 COMPILE_SHARE = 0.25
