@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from pathlib import Path
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """numbers of errors of a disk that is full, read-only or broken"""
@@ -20,6 +21,10 @@ MEMORY_ERROR = re.compile(
 
 FOLDER_FILES = {"collection": "collection.json", "run": "run.json", "library": "library.json"}
 """the file by which a folder of each kind is known"""
+
+
+STAGING = "staging"
+"""folder in a library of pictures that are encoded and not in the tables yet"""
 
 
 class UserError(Exception):
@@ -51,6 +56,8 @@ def wrong_folder(folder: str | os.PathLike[str], wanted: str) -> UserError:
     """
     name = os.fspath(folder)
     found = next((kind for kind, file in FOLDER_FILES.items() if os.path.isfile(os.path.join(name, file))), "")
+    if not found and any(Path(name).glob(f"{STAGING}/*/*/about.json")):
+        return UserError(f'{name} holds encoded shards only; "calligram index" without --shard makes a library of them')
     if not found and os.path.isdir(name) and os.listdir(name):
         found = "pictures"
     how = {

@@ -20,7 +20,7 @@ def test_rows_of_shards_are_added_without_encoding_again(
     counts = [stage_source(models, photos, out, Shard(number, 3)) for number in (1, 2, 3)]
     assert sum(counts) == 12
     assert stage_source(models, photos, out, Shard(2, 3)) == 0
-    with pytest.raises(UserError, match="is not a library"):
+    with pytest.raises(UserError, match='holds encoded shards only; "calligram index" without --shard makes a library'):
         Library.open(out)
 
     def never(*_, **__):

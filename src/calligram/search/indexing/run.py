@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from calligram.device import device_named, use_half_networks
-from calligram.errors import UserError, command
+from calligram.errors import STAGING, UserError, command
 from calligram.files import lock_folder, move_file
 from calligram.memory import return_freed_memory
 from calligram.progress import Track, silent
@@ -53,7 +53,6 @@ from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWrite
 from calligram.search.library.manifest import (
     MANIFEST,
     REBUILT,
-    STAGING,
     Manifest,
     check_address,
     read_manifest,

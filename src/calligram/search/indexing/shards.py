@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 
 from calligram.device import half_networks_on, use_half_networks
-from calligram.errors import UserError
+from calligram.errors import STAGING, UserError
 from calligram.files import LOCK_FILE, lock_folder, replace_file, try_lock
 from calligram.progress import Track, silent
 from calligram.search.indexing.diff import LibraryState, diff, pictures_to_encode, short_hash
@@ -27,7 +27,7 @@ from calligram.search.indexing.encode import (
     wants_half_networks,
 )
 from calligram.search.indexing.sources import PictureSource, ScannedPicture, check_readable, open_source, shard_of
-from calligram.search.library.manifest import MANIFEST, STAGING, read_manifest, refuse_other_folder
+from calligram.search.library.manifest import MANIFEST, read_manifest, refuse_other_folder
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.library.tables import Tables
 

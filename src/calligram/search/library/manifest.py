@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calligram import records
-from calligram.errors import UserError, wrong_folder
+from calligram.errors import STAGING, UserError, wrong_folder
 from calligram.files import LOCK_FILE, replace_json
 from calligram.records import check_object, integer, map_of, optional, read_object, record, text
 from calligram.search.filters.columns import ColumnKind
@@ -20,8 +20,6 @@ VERSION = 1
 MANIFEST = "library.json"
 REBUILT = "rebuilt.json"
 """the manifest of a library that is being rebuilt; it replaces the other one at the end"""
-STAGING = "staging"
-"""folder of pictures that are encoded and not in the tables yet"""
 REBUILD = "index again with --rebuild"
 
 MIGRATIONS: Mapping[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {}
