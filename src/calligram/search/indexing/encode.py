@@ -75,18 +75,19 @@ Prepared = Tensor | Image.Image
 Row = dict[str, Any]
 
 
+def refuse_unknown_precision(precision: object) -> None:
+    """Refuse what is neither a ``NetworkPrecision`` nor None."""
+    if precision not in (None, "auto", "fp32"):
+        raise UserError(f"precision must be auto or fp32, or None for as before, got {precision!r}")
+
+
 def wants_half_networks(precision: NetworkPrecision | None, before: Sequence[str]) -> bool:
     """Whether pictures may be encoded in bfloat16.
 
     Args:
         precision: as the user chose; None for the precision of the pictures that are encoded already.
         before: precisions of these, empty if there are none.
-
-    Raises:
-        UserError: for another precision.
     """
-    if precision not in (None, "auto", "fp32"):
-        raise UserError(f"precision must be auto or fp32, or None for as before, got {precision!r}")
     return precision == "auto" or (precision is None and tuple(before) != ("fp32",))
 
 

@@ -36,6 +36,7 @@ from calligram.search.indexing.encode import (
     NetworkPrecision,
     PictureEncoder,
     Row,
+    refuse_unknown_precision,
     row_batches,
     wants_half_networks,
 )
@@ -149,7 +150,7 @@ def index_source(
         track: shows progress.
     """
     start = time.perf_counter()
-    wants_half_networks(precision, ())
+    refuse_unknown_precision(precision)
     opened = open_source(source)
     check_readable(models, opened)
     refuse_other_folder(out)

@@ -23,6 +23,7 @@ from calligram.search.indexing.encode import (
     NetworkPrecision,
     PictureEncoder,
     Row,
+    refuse_unknown_precision,
     row_batches,
     wants_half_networks,
 )
@@ -78,7 +79,7 @@ def stage_source(
         precision: of transformers, see ``NetworkPrecision``; by default as before, and ``auto`` for a new library.
         track: shows progress.
     """
-    wants_half_networks(precision, ())
+    refuse_unknown_precision(precision)
     opened = open_source(source)
     check_readable(models, opened)
     refuse_other_folder(out)
