@@ -21,6 +21,7 @@ from statistics import median
 import numpy as np
 import torch
 from decoding import decoding
+from image_groups import image_groups
 from indexing import indexing, unchanged
 from memory import memory
 from rows import Row, results_file, row, stored_rows, write_rows
@@ -227,6 +228,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         end_to_end,
         decoding,
         extraction,
+        image_groups,
         search_index,
         large_index,
         indexing,
@@ -244,7 +246,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         mmca,
     )
     known = {w.__name__: w for w in (*works, *BY_NAME_ONLY)}
-    missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}
+    missing = set() if ASSETS in os.environ else {"end_to_end", "extraction", "image_groups"}
     missing |= set() if DEMO.is_dir() else {"relevance"}
     missing |= {w.__name__ for w in BY_NAME_ONLY}
     names = sys.argv[1:] or [n for n in known if n not in missing]

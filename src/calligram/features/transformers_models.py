@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -154,6 +154,8 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+GROUP_IMAGES = 8
+"""images that a thread of a CPU encodes at once: the feature maps of more do not stay in its cache"""
 LAYER_COMPILE_SECONDS = 20.0
 """how long it takes to compile one layer of a transformer with its backward pass"""
 _NOT_COMPILED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -167,6 +169,18 @@ def transformer_layers(model: Any) -> list[nn.Module]:
     count = getattr(model.config, "num_hidden_layers", 0)
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
     return next((list(layers) for layers in lists if len({type(layer) for layer in layers}) == 1), [])
+
+
+def inference_groups(network: nn.Module, pixels: Tensor) -> Sequence[Tensor]:
+    """Divide a batch of images into groups that a network encodes one after the other; one group in training.
+
+    On a CPU with two threads that encode 64 images each, small groups make an EfficientNet-Lite2 twice as fast, and a
+    ViT-S a quarter faster.
+    """
+    exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+    if network.training or torch.is_grad_enabled() or pixels.device.type != "cpu" or exporting:
+        return [pixels]
+    return pixels.split(GROUP_IMAGES * torch.get_num_threads())
 
 
 def network_precision(model: Any, tensor: Tensor) -> AbstractContextManager[object]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from calligram.device import use_compile
 from calligram.errors import UserError
+from calligram.features import transformers_models
 from calligram.features.images.backbones import Backbone, cells_over_views, pixel_input
 from calligram.features.images.pixels import mean_over_views
 from calligram.features.transformers_models import transformer_layers
@@ -51,6 +52,24 @@ def test_every_model_family_gives_a_vector_and_a_grid(folder):
     assert found.grid.shape[:2] == (2, backbone.dim)
     assert found.grid.shape[2] == found.grid.shape[3] >= 1
     assert torch.isfinite(found.vectors).all()
+
+
+def test_a_cpu_encodes_images_in_groups_with_the_same_result(folder, monkeypatch):
+    backbone, pixels, counts = Backbone.load(str(folder)).eval(), torch.randn(5, 3, 32, 32), []
+    backbone.model.register_forward_pre_hook(
+        lambda module, args, kwargs: counts.append(len(args[0] if args else kwargs["pixel_values"])), with_kwargs=True
+    )
+    monkeypatch.setattr(transformers_models, "GROUP_IMAGES", 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    with torch.no_grad():
+        groups = backbone(pixels)
+    whole = backbone(pixels)  # with gradients
+    assert counts == [2, 2, 1, 5]
+    for one, two in zip(groups, whole, strict=True):
+        torch.testing.assert_close(one, two.detach(), atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        backbone.train()(pixels)  # batch normalization takes the statistics of the batch
+    assert counts[4:] == [5]
 
 
 def test_a_backbone_is_rebuilt_from_its_description_and_weights(folder):

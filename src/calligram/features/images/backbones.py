@@ -34,6 +34,7 @@ from calligram.features.transformers_models import (
     architecture_config,
     describe_architecture,
     explained_size,
+    inference_groups,
     loading_error,
     network_precision,
     quiet_transformers,
@@ -202,6 +203,8 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
+        if len(groups := inference_groups(self, pixels)) > 1:
+            return BackboneOutput(*map(torch.cat, zip(*map(self, groups), strict=True)))
         self._draw_patches(pixels)
         with network_precision(self.model, pixels), explained_size(self.model, pixels):
             output = self._run(pixels)
@@ -328,8 +331,7 @@ class BackboneInput(ImageInput):
     def load(self, visuals: Visuals, track: Track = silent) -> BackboneRows:
         """Compute features that the collection's store lacks, and read from the store."""
         store = FeatureStore(visuals.pictures.cache, self._store_description())
-        keys = self.fill(store, visuals, track)
-        return BackboneRows(store, keys)
+        return BackboneRows(store, self.fill(store, visuals, track))
 
     def _store_description(self) -> dict[str, object]:
         pixels = {**asdict(self.pixels), "jpeg": "reduced"}

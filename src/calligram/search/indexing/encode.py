@@ -62,6 +62,8 @@ ENCODED_ROW = pa.schema(
 a network ran in bfloat16"""
 CONTENT_HASH_BYTES = 16
 BATCH_PICTURES = 64
+CPU_BATCH_PICTURES = 16
+"""on a CPU, where each core encodes its own batch: with small ones all cores end at the same time"""
 PREPARED_BATCHES = 3
 """batches that are prepared before they are encoded"""
 TASK_PICTURES = 16
@@ -191,8 +193,10 @@ class PictureEncoder:
         """
         # On a CPU each core encodes whole batches: torch would split each operation over all cores, and wait for those
         # that are decoding.
-        parallel = core_share() if self.encoder.device.type == "cpu" else 1
-        size = max(1, min(self.batch, MAX_PARALLEL_PICTURES // parallel))
+        on_cpu = self.encoder.device.type == "cpu"
+        parallel = core_share() if on_cpu else 1
+        largest = CPU_BATCH_PICTURES if on_cpu else MAX_PARALLEL_PICTURES
+        size = max(1, min(self.batch, largest, MAX_PARALLEL_PICTURES // parallel))
         with worker_threads() as pool:
             tasks = [pictures[start : start + TASK_PICTURES] for start in range(0, len(pictures), TASK_PICTURES)]
             ahead = max(2 * parallel, PREPARED_BATCHES * self.batch // TASK_PICTURES)
