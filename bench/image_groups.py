@@ -37,7 +37,7 @@ def image_groups() -> list[Row]:
         pixels = torch.randn(BATCH, 3, size, size)
         speeds: dict[str, list[float]] = {"whole": [], "groups": []}
         for _ in range(TURNS):
-            with patch.object(backbones, "inference_groups", lambda network, images: [images]):
+            with patch.object(backbones, "inference_groups", lambda network, images: (images,)):
                 speeds["whole"].append(images_a_second(backbone, pixels))
             speeds["groups"].append(images_a_second(backbone, pixels))
         groups, whole = median(speeds["groups"]), median(speeds["whole"])
