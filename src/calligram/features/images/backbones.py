@@ -204,7 +204,8 @@ class Backbone(nn.Module):
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
         if len(groups := inference_groups(self, pixels)) > 1:
-            return BackboneOutput(*map(torch.cat, zip(*map(self, groups), strict=True)))
+            with network_precision(self.model, pixels):  # around all groups: weights are converted once
+                return BackboneOutput(*map(torch.cat, zip(*map(self, groups), strict=True)))
         self._draw_patches(pixels)
         with network_precision(self.model, pixels), explained_size(self.model, pixels):
             output = self._run(pixels)
@@ -212,8 +213,7 @@ class Backbone(nn.Module):
         if not torch.is_grad_enabled():
             states, pooled = states.float(), None if pooled is None else pooled.float()
         if states.ndim == 4:
-            vectors = states.mean((2, 3)) if pooled is None else pooled.flatten(1)
-            return BackboneOutput(vectors, states)
+            return BackboneOutput(states.mean((2, 3)) if pooled is None else pooled.flatten(1), states)
         side = math.isqrt(states.shape[1])
         count = side * side if self._kept is None else self._kept.shape[1]
         cells = states[:, -count:].transpose(1, 2)  # class and register tokens come before the patches

@@ -193,10 +193,10 @@ class PictureEncoder:
         """
         # On a CPU each core encodes whole batches: torch would split each operation over all cores, and wait for those
         # that are decoding.
-        on_cpu = self.encoder.device.type == "cpu"
-        parallel = core_share() if on_cpu else 1
-        largest = CPU_BATCH_PICTURES if on_cpu else MAX_PARALLEL_PICTURES
-        size = max(1, min(self.batch, largest, MAX_PARALLEL_PICTURES // parallel))
+        parallel, size = 1, self.batch
+        if self.encoder.device.type == "cpu":
+            parallel = core_share()
+            size = max(1, min(size, CPU_BATCH_PICTURES, MAX_PARALLEL_PICTURES // parallel))
         with worker_threads() as pool:
             tasks = [pictures[start : start + TASK_PICTURES] for start in range(0, len(pictures), TASK_PICTURES)]
             ahead = max(2 * parallel, PREPARED_BATCHES * self.batch // TASK_PICTURES)
